@@ -306,6 +306,7 @@ class CallSiteFound(TypedEvent, kind="source"):
     text: Annotated[str, "source text of that line"]
     series: Annotated[str | None, "backward: name of its loss scalar", OMIT_NONE] = None
     optimizer: Annotated[int | None, "optimizer_step: index of the optimizer", OMIT_NONE] = None
+    is_after_update: Annotated[bool | None, "clip: true if there is no backward between the last update and this call", OMIT_NONE] = None
     num_workers: Annotated[int | None, "loader: worker processes", OMIT_NONE] = None
     batch_size: Annotated[int | None, "loader: samples per batch; 0 when the loader does not batch", OMIT_NONE] = None
     pin_memory: Annotated[bool | None, "loader: as passed to DataLoader", OMIT_NONE] = None
@@ -800,7 +801,8 @@ def decode(kind: str, step: int, data: object) -> TypedEvent | UnreadableEvent:
         elif each.accepts(value):
             num_found += 1
         else:
-            return UnreadableEvent(kind, step, f"{each.key} should be {each.type_name} and is a {type(value).__name__}", data)
+            found = "is too large" if isinstance(value, int) and abs(value) > _MAX_INTEGER else f"is a {type(value).__name__}"
+            return UnreadableEvent(kind, step, f"{each.key} should be {each.type_name} and {found}", data)
         values[each.name] = value
     if num_found < len(data):
         keys = {each.key for each in declared}
@@ -845,11 +847,18 @@ def _type_name(annotation: Any) -> str:
     return "null" if annotation is type(None) else str(annotation.__name__)
 
 
+_MAX_INTEGER = 1 << 1000  # of a larger one there is no float: it comes from a damaged log
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INTEGER)
+
+
 _ACCEPTS: dict[Any, Callable[[Any], bool]] = {
     str: lambda value: isinstance(value, str),
     bool: lambda value: isinstance(value, bool),
-    int: lambda value: isinstance(value, int) and not isinstance(value, bool),
-    float: lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    int: lambda value: isinstance(value, int) and _is_number(value),
+    float: _is_number,
     type(None): lambda value: value is None,
 }
 _EMPTY_VALUES: dict[Any, Callable[[], Any]] = {str: str, bool: bool, int: int, float: lambda: float("nan"), Sequence: tuple, Mapping: dict}

@@ -70,6 +70,32 @@ def opening(**membership: Any) -> list[Event]:
     ]
 
 
+def with_replaced_head(steps: Sequence[Step], at: int, known: int) -> list[Step]:
+    """The same, with a head that is replaced in step `at` after the optimizer was built, which ownership shows from step `known` on."""
+    new = {790: Site(790, "parameter", "head.weight", "model", "Linear", shape=(64, 64))}
+    held = {"optimizer": 0, "class": "Adam", "num_owned": 8, "num_foreign": 1, "num_foreign_with_grad": 0, "foreign": ["(64, 64)"]}
+    stale = Event("membership", known, {"num_unowned": 1, "unowned": ["head.weight"], "optimizers": [held]})
+    old, changed = PARAMETER_IDS["head.weight"], []
+    for step in steps:
+        frames = dict(step.frames)
+        for kind in (Kind.GRADIENT, Kind.UPDATE) if step.number >= at else ():
+            if kind in frames:
+                new_row = row(l2=0.2 if kind == Kind.GRADIENT else 0.0) if step.number >= known else None
+                frames[kind] = _with_rows(frames[kind], old, row(num=0, l2=0.0), 790, new_row)
+        events = (*step.events, stale) if step.number == known else step.events
+        changed.append(replace(step, frames=frames, events=events, sites={**step.sites, **new}))
+    return changed
+
+
+def _with_rows(table: Frame, old: int, old_row: Mapping[str, float], new: int, new_row: Mapping[str, float] | None) -> Frame:
+    values = table.values.copy()
+    values[:, table.sites == old] = np.array([[old_row[name]] for name in STATISTICS])
+    if new_row is None:
+        return replace(table, values=values)
+    added = np.array([[new_row[name]] for name in STATISTICS])
+    return replace(table, sites=np.append(table.sites, np.uint32(new)), values=np.concatenate([values, added], axis=1))
+
+
 def xray(step: int, **given: Any) -> Event:
     """A look at one step in which nothing stands out."""
     lines = [
@@ -186,6 +212,13 @@ def healthy(num_steps: int = 200) -> list[Step]:
     about = {"order": "stream", "num_workers": 2, "knows_worker": True, "copied_generators": [], "seeded_alike": []}
     memory = Event("memory_limit", 0, {"num_bytes": 8 << 30, "by": "this machine"})
     return fed(training(num_steps, start=[*opening(), loader(**about), memory]))
+
+
+def spread_over_run(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]:
+    """The same with each of these events in the first, a middle and the last step."""
+    places = {steps[0].number, steps[len(steps) // 2].number, steps[-1].number}
+    added = {number: tuple(replace(event, step=number) for event in events) for number in places}
+    return [replace(step, events=(*step.events, *added.get(step.number, ()))) for step in steps]
 
 
 def frame(kind: str, step: int, rows: Rows) -> Frame:

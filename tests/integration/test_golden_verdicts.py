@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sonde.report import Report, diagnose
+from sonde.rules.contradictions import CLAIMS
 from sonde.rules.registry import RULES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,12 +32,16 @@ class Different(NamedTuple):
 EARLIER_ATTEMPT = "the former code gave the newest attempt those events of an earlier one that have step numbers above its last step"
 AFTER_LAST_STEP = "the former code ignored events after the last complete step that belong to an earlier step"
 REPEATED = "repeated step numbers are damage and the first record counts; the former code took them for the start of another attempt"
+REPLACED_LATER = "parameters were replaced in the run: the step is the one after the last in which the old ones got gradients, not step 0"
+FEW_ANSWERS = "most of the spikes that were analyzed in time are made by samples: how many were depends on the load of the machine"
+BEFORE_UPDATE = "of a bad number and a large update in one step, the bad number is the cause: forward and backward come before the update"
 
 
 def _repeated(*findings: list[object]) -> Different:
     return Different(REPEATED, list(findings), damage="repeat the number of an earlier step")
 
 
+GAMMA = [[rule, "critical", "", 0] for rule in ("nonfinite-origin", "lr-divergence", "nonfinite-loss")]
 DIFFERENT = {
     "attempts__healthy_then_dead_relu": Different(EARLIER_ATTEMPT, [["lr-divergence", "critical", "", 0]]),
     "attempts__healthy_then_label_constant": Different(EARLIER_ATTEMPT, [["label-constant", "critical", "", 0]]),
@@ -46,6 +52,16 @@ DIFFERENT = {
     "end_exit__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
     "end_interrupt__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
     "end_raise__eval_in_train_mode": Different(AFTER_LAST_STEP, [["eval-in-train-mode", "warning", "", 16]]),
+    "broken__stale_optimizer_params__cnn": Different(REPLACED_LATER, [["stale-optimizer-params", "error", "fc", 25]]),
+    "end_kill2__stale_optimizer_params": Different(REPLACED_LATER, [["stale-optimizer-params", "error", "fc", 25]]),
+    "broken__gradient_spike__bandit": Different(FEW_ANSWERS, [["gradient-spike", "warning", "2", 34]]),
+    "every40__gradient_spike": Different(FEW_ANSWERS, [["gradient-spike", "warning", "book", 60]]),
+    "ranks__three": Different(
+        FEW_ANSWERS,
+        [["missing-backward", "critical", "", 0], ["loss-spike", "warning", "", 35], ["exploding-gradient", "critical", "", 35]],
+    ),
+    "nonfinite__broken__b49_lbfgs_gamma": Different(BEFORE_UPDATE, GAMMA),
+    "damaged__repeat_records__nonfinite__broken__b49_lbfgs_gamma": Different(BEFORE_UPDATE, GAMMA),
     "damaged__repeat_records__broken__scheduler_before_optimizer__cnn": _repeated(["scheduler-before-optimizer", "warning", "", 0]),
     "damaged__repeat_records__healthy__k52_lbfgs": _repeated(),
     "damaged__repeat_records__healthy__k70_scaler_skips_scheduled": _repeated(),
@@ -91,3 +107,14 @@ def test_every_former_rule_and_every_log_is_part_of_the_comparison(runs: Path) -
     assert {rule.name for rule in COMPARED} == FORMER
     assert len(FORMER) >= 54
     assert {path.name for path in runs.iterdir()} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("rule", sorted({claim.rule for claim in CLAIMS}))
+def test_the_words_of_a_claim_are_those_that_its_rule_uses(rule: str, runs: Path) -> None:
+    """The check of causes against their evidence goes by words: a rule that states the same in other words must change them there too."""
+    missing = {claim.words for claim in CLAIMS if claim.rule == rule}
+    for name, expected in EXPECTED.items():
+        if missing and any(each[0] == rule for each in expected["findings"]):
+            causes = [finding.cause for finding in diagnose(runs / name, rules=COMPARED).findings if finding.rule == rule]
+            missing = {words for words in missing if not any(re.search(words, cause) for cause in causes)}
+    assert not missing

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.find_tensors import numpy_view
+from sonde.statistics.find_tensors import numpy_view, shape_of
 from sonde.statistics.private_torch_api import saved_value_handle
 
 MAX_NODES = 32  # from the loss back: the node is near, behind a scale, a mean or a sum with other losses
@@ -68,7 +68,7 @@ def _labels_of(node: Any, kind: str, outputs: Sequence[tuple[int, ...]], fetched
         # One number and one label per sample: several would be a multi-label problem.
         num_classes, is_own = 2, any(shape[:1] == (scores.numel(),) for shape in matching)
     else:
-        num_classes = scores.shape[1] if scores.dim() > 1 else 0
+        num_classes = shape_of(scores)[1] if scores.dim() > 1 and not scores.is_nested else 0
         is_own = any(num_classes in shape[1:] for shape in matching)
     values = _values(labels, fetched) if is_own else None
     if values is None:
@@ -111,7 +111,8 @@ def _saved(node: Any, name: str) -> Tensor | None:
 
 def _values(labels: Tensor, fetched: Iterable[Tensor]) -> npt.NDArray[np.integer[Any]] | None:
     if on_device(labels):
-        matching = [tensor for tensor in fetched if tensor.shape == labels.shape and tensor.dtype == labels.dtype and not on_device(tensor)]
+        shape = shape_of(labels)
+        matching = [each for each in fetched if shape_of(each) == shape and each.dtype == labels.dtype and not on_device(each)]
         if len(matching) != 1:
             return None
         labels = matching[0]

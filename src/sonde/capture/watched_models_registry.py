@@ -20,7 +20,7 @@ from sonde.formatting import counted, listing
 from sonde.layer_name_patterns import LayerPatterns
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, shape_of
 
 MAX_MODELS = 32  # at a time: a program that constructs models without end is watched on the first ones that live
 MAX_UNOWNED, MAX_FOREIGN = 200, 20  # parameters that are named in one event
@@ -41,6 +41,7 @@ class ModelRegistry:
         self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Site]] = {}
         self._names: dict[int, tuple[str, str, str, bool]] | None = None
         self._with_output: set[int] = set()
+        self._lazy: list[tuple[WatchedModel, str, str]] = []  # models with lazy parameters that have not run: with label and line
         self._ownership: OwnershipChanged | None = None
         self._num_named = 0
         self._num_foreign = 0
@@ -57,7 +58,7 @@ class ModelRegistry:
         """Start to watch a model; `entry_point` is the part of it that is called, where that is not the model itself."""
         for watched in self:
             if watched.model is model or watched.body is model:
-                watched.add_entry_point(entry_point or model)
+                watched.add_entry_point(model if entry_point is None else entry_point)  # a model may define __bool__ or __len__
                 return watched
         self._watched = [watched for watched in self._watched if watched.model is not None]
         if len(self._watched) >= MAX_MODELS or self._callbacks is None:
@@ -68,11 +69,15 @@ class ModelRegistry:
         watched = WatchedModel(name, model, self._callbacks)
         self._watched.append(watched)
         self._names = None
-        watched.add_entry_point(entry_point or model)
-        self._record(watched, label, step)
+        watched.add_entry_point(model if entry_point is None else entry_point)  # a model may define __bool__ or __len__
+        source = describe_line(user_frame())[0]
+        if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+            self._lazy.append((watched, label, source))  # how many parameters it has is known after its first forward
+        else:
+            self._record(watched, label, source, step)
         return watched
 
-    def _record(self, watched: WatchedModel, label: str, step: int) -> None:
+    def _record(self, watched: WatchedModel, label: str, source: str, step: int) -> None:
         body = watched.body
         if body is None:
             return
@@ -81,7 +86,7 @@ class ModelRegistry:
             model=watched.name or label, class_name=type(body).__name__, num_parameters=sum(p.numel() for p in materialized),
             num_trainable=sum(p.numel() for p in materialized if p.requires_grad), num_modules=sum(1 for _ in body.modules()),
             num_leaves=sum(1 for _ in watched.leaves()), num_mode_modules=len(watched.mode_modules()), is_compiled=watched.is_compiled,
-            source=describe_line(user_frame())[0],
+            source=source,
         )  # fmt: skip
         self._recorder.emit(event, step)
         for path, reason in watched.unmeasured_parts():
@@ -109,9 +114,12 @@ class ModelRegistry:
         """The shape of what a model puts out, once."""
         if id(watched) not in self._with_output:
             self._with_output.add(id(watched))
+            for lazy in [each for each in self._lazy if each[0] is watched]:
+                self._lazy.remove(lazy)
+                self._record(*lazy, step)
             for _, tensor in find_tensors(output)[:1]:
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                self._recorder.emit(ModelOutputShape(model=watched.name, shape=list(tensor.shape), dtype=dtype), step)
+                self._recorder.emit(ModelOutputShape(model=watched.name, shape=list(shape_of(tensor)), dtype=dtype), step)
 
     def on_compile(self, target: Any, step: int) -> None:
         """A module or a function is about to be compiled. Which modules a function calls is not known: any of them."""

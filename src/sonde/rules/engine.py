@@ -1,6 +1,7 @@
 """Evaluates the rules on a run, and orders what they found: causes first, then their consequences.
 
-A rule that raises is reported as not evaluated; the others are evaluated all the same.
+A rule that raises is reported as not evaluated; the others are evaluated all the same. The same holds for a rule whose
+finding contradicts its own evidence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.events import Finding, Severity
+from sonde.rules._shared.origin_search_results import NONFINITE_RULES
+from sonde.rules.contradictions import contradiction
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
 MAX_FINDINGS = 100  # of one rule: nobody reads more
+SUDDEN = ("loss-spike", "gradient-spike")  # they happen in one step: what begins later does not explain them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,12 @@ def _result(rule: Rule, view: RunView) -> Result:
     if not isinstance(findings, (list, tuple)):
         return NotEvaluated(f"the rule returned a {type(findings).__name__}, not findings, Clear() or NotEvaluated(reason)")
     wrong = next((reason for each in findings if (reason := _why_invalid(each))), "")
-    return NotEvaluated(f"the rule returned {wrong}") if wrong else findings[:MAX_FINDINGS]
+    if wrong:
+        return NotEvaluated(f"the rule returned {wrong}")
+    contradictions = [contradiction(each) for each in findings[:MAX_FINDINGS]]
+    reason = next(filter(None, contradictions), "")
+    consistent = [each for each, reason in zip(findings, contradictions) if not reason]
+    return NotEvaluated(reason) if reason and not consistent else consistent
 
 
 def _why_invalid(finding: object) -> str:
@@ -99,9 +108,15 @@ def order_findings(findings: Sequence[Finding], explains: Mapping[str, Sequence[
     causes = {id(finding): _root_cause(finding, findings, explains) for finding in findings}
     roots = [finding for finding in findings if causes[id(finding)] is None]
     ordered: list[Finding] = []
-    for root in sorted(roots, key=_priority):
+    consequences_of = {id(root): [finding for finding in findings if causes[id(finding)] is root] for root in roots}
+
+    def priority(root: Finding) -> tuple[int, tuple[int, int, str]]:
+        # A cause is as severe as the worst that follows from it.
+        return min(-each.severity.rank for each in (root, *consequences_of[id(root)])), _priority(root)
+
+    for root in sorted(roots, key=priority):
         ordered.append(root)
-        consequences = [finding for finding in findings if causes[id(finding)] is root]
+        consequences = consequences_of[id(root)]
         ordered += [replace(each, evidence={**each.evidence, "consequence_of": root.rule}) for each in sorted(consequences, key=_priority)]
     return ordered
 
@@ -125,9 +140,14 @@ def _explains(cause: Finding, effect: Finding, explains: Mapping[str, Sequence[s
     if cause.severity is Severity.INFO and effect.severity is not Severity.INFO:
         return False  # what is only mentioned is not what is wrong
     if cause.rule not in explains.get(effect.rule, ()):
-        return True
+        return cause.step <= effect.step or effect.rule not in SUDDEN
     # Each could explain the other: the earlier one is the cause.
-    return cause.step < effect.step or (cause.step == effect.step and cause.rule < effect.rule)
+    return _moment(cause) < _moment(effect)
+
+
+def _moment(finding: Finding) -> tuple[int, bool, str]:
+    """To order findings by time. In one step, forward and backward come before the update."""
+    return finding.step, finding.rule not in (*NONFINITE_RULES, *SUDDEN), finding.rule
 
 
 def _priority(finding: Finding) -> tuple[int, int, str]:

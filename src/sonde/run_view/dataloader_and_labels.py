@@ -46,7 +46,8 @@ class TrainingLoader:
                 has_trained = True
         if loader is None:
             return cls()
-        return cls(loader, loader.num_batches or 0, loader.num_workers or 0, loader.batch_size or 0, loader.order or "")
+        num_batches, num_workers, batch_size = (_integer(num) for num in (loader.num_batches, loader.num_workers, loader.batch_size))
+        return cls(loader, num_batches, num_workers, batch_size, loader.order or "")
 
     @property
     def at(self) -> str:

@@ -35,6 +35,7 @@ LONG_S = 60.0  # … and is worth a word only in a run that takes longer than th
 QUICK = 20  # one step in so many is quicker: that much a machine that is busy with other things leaves alone
 PREEMPTED_PER_S = 20  # involuntary context switches from which on other programs take the core: an idle machine has a few
 MAX_PROFILES = 16
+MAX_MS = 1e12  # 30 years: more comes from a damaged log
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class StepTimes:
 def phase_ms(view: RunView, phase: str) -> npt.NDArray[np.float64]:
     """How long a phase took in each step of the view; 0 if that was not measured."""
     column = view.steps[f"{phase}_ms"]
-    return np.where(np.isfinite(column), column, 0.0)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(column) < MAX_MS, column, 0.0)
 
 
 def sample_stride(num: int) -> int:
@@ -125,4 +127,4 @@ def core_share(machine: Mapping[str, Any]) -> float:
     preempted, share = (machine.get(name) for name in ("pushed_off_per_s", "cpu_share"))
     if not isinstance(preempted, (int, float)) or not preempted >= PREEMPTED_PER_S:
         return 1.0
-    return min(1.0, float(share)) if isinstance(share, (int, float)) and share == share else 0.0
+    return max(0.0, min(1.0, share)) if isinstance(share, (int, float)) and share == share else 0.0

@@ -46,6 +46,11 @@ def _walk(value: Any, path: str, depth: int, left: list[int], visited: set[int])
         yield from _walk(item, f"{path}.{key}" if path else str(key), depth + 1, left, visited)
 
 
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape. Of a strided nested tensor, whose `shape` and `len()` raise, the number of its parts alone."""
+    return (tensor.size(0),) if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.shape)
+
+
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of the storages of these tensors; a storage that several of them share counts once."""
     num_bytes: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import sonde
 from model_examples import Gan, gan_step
@@ -223,3 +225,88 @@ def test_a_compiled_model_is_found_by_the_variable_that_holds_it(tmp_path: Path)
     assert run.last_step == STEPS - 1
     assert parameter_names(run) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert list(run.events("unobserved"))
+
+
+class Refusing(nn.Linear):
+    """Says nothing about itself, as proxies and containers of some packages."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth value")
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("not comparable")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __hash__ = nn.Linear.__hash__
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_models_that_refuse_to_be_tested_compared_and_printed_are_watched_like_others(is_named: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    first, second = nn.Sequential(Refusing(4, 4)), Refusing(4, 1)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.01)
+    with sonde.DebugSession(sonde.DebugConfig(every=1), to=tmp_path / "run", strict=True) as session:
+        if is_named:
+            session.attach(first, optimizer, name="first").attach(second, optimizer, name="second")
+        for _ in range(6):
+            optimizer.zero_grad()
+            second(first(torch.randn(8, 4))).square().mean().backward()
+            optimizer.step()
+    run = sonde.Run(tmp_path / "run")
+    assert [event.data["num_parameters"] for event in run.events("model")] == [20, 5]
+    assert [event.data["num_unowned"] for event in run.events("membership")][-1] == 0
+
+
+def test_the_parameters_of_lazy_layers_are_counted_once_they_exist(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True):
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+    (event,) = sonde.Run(tmp_path / "run").events("model")
+    assert (event.data["num_parameters"], event.data["num_trainable"], event.data["class"]) == (41, 41, "Sequential")
+
+
+def test_nested_tensors_disable_nothing(tmp_path: Path) -> None:
+    """Strided ones have no shape. A batch, an input, an output and the labels' scores may be nested."""
+    torch.manual_seed(0)
+    parts = [torch.randn(length, 4) for length in (2, 3, 5)]
+    model, head = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.01)
+    loader = DataLoader([0] * 8, batch_size=1, collate_fn=lambda _: (torch.nested.nested_tensor(parts), torch.tensor([0, 1, 1])))
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+        for nested, labels in loader:
+            optimizer.zero_grad()
+            scores = torch.stack([part.sum(0) for part in head(model(nested)).unbind()])
+            nn.functional.cross_entropy(scores, labels).backward()
+            optimizer.step()
+    run = sonde.Run(tmp_path / "run")
+    assert not list(run.events("retired"))
+    assert {event.data["size"] for event in run.events("data")} == {3}
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_clipping_after_the_update_is_recorded(is_late: bool, tmp_path: Path) -> None:
+    def program() -> None:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):  # gradient accumulation
+                model(torch.randn(5, 3)).square().mean().backward()
+            if not is_late:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if is_late:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    (clip,) = [event.data for event in watched(program, tmp_path).events("source") if event.data["call"] == "clip"]
+    assert clip.get("is_after_update", False) is is_late

@@ -25,6 +25,17 @@ def slope(factor):
     return lambda step: {Kind.ACTIVATION_GRADIENT: {path: row(l2=norm, zeros=500) for path, norm in norms.items()}}
 
 
+def fading(step):
+    """Gradients and updates that are a hundredth at each layer before another."""
+    depth = {path: len(LAYERS) - 1 - LAYERS.index(path.rpartition(".")[0]) for path in PARAMETER_IDS}
+    return slope(0.01)(step) | {Kind.UPDATE: {path: row(l2=0.05 * 0.01**layers) for path, layers in depth.items()}}
+
+
+def with_optimizer(name):
+    """The opening of a run whose optimizer is of another class."""
+    return [Event("optimizer", 0, {**event.data, "class": name}) if event.kind == "optimizer" else event for event in opening()]
+
+
 def bad(what, step, **data):
     return Event("nonfinite", step, {"what": what, "where": "x", "num_nan": 3, "num_inf": 0, "num_elements": 64, **data})
 
@@ -33,13 +44,27 @@ def bad(what, step, **data):
 
 
 def test_a_gradient_that_fades_layer_by_layer_is_found_while_the_loss_is_stuck():
-    finding = the_finding(vanishing_gradient, training(loss=stuck, frames=slope(0.01)))
+    finding = the_finding(vanishing_gradient, training(loss=stuck, frames=fading))
     assert finding.where == "net.0"
     assert finding.step == 0
+    assert finding.evidence["first_update_per_weight"] == pytest.approx(1e-8 * finding.evidence["last_update_per_weight"], rel=0.1)
 
 
 def test_a_gradient_that_fades_in_a_model_that_learns_is_clear():
-    assert ask(vanishing_gradient, training(loss=falling, frames=slope(0.01))) == Clear()
+    assert ask(vanishing_gradient, training(loss=falling, frames=fading)) == Clear()
+
+
+def test_small_gradients_whose_updates_are_as_large_as_those_of_the_last_layers_do_not_vanish():
+    """Adam divides by the size of the gradient."""
+    assert ask(vanishing_gradient, training(loss=stuck, frames=slope(0.01))) == Clear()
+
+
+def test_without_measured_updates_a_small_gradient_is_evidence_with_sgd_only():
+    def steps(optimizer):
+        return training(loss=stuck, frames=lambda step: slope(0.01)(step) | {Kind.UPDATE: {}}, start=with_optimizer(optimizer))
+
+    assert "with RMSprop the size of a gradient does not say" in why_not(vanishing_gradient, steps("RMSprop"))
+    assert "first_update_per_weight" not in the_finding(vanishing_gradient, steps("SGD")).evidence
 
 
 def test_a_cliff_is_not_a_slope():
@@ -114,7 +139,8 @@ RNN_SITES = {
 def recurrent(norms, **kwargs):
     """A model whose depth is inside one recurrent module: only the gradients of its biases show it."""
     steps = []
-    for step in training(frames=lambda s: {Kind.ACTIVATION: {}, Kind.ACTIVATION_GRADIENT: {}}, **kwargs):
+    hidden = {Kind.ACTIVATION: {}, Kind.ACTIVATION_GRADIENT: {}, Kind.UPDATE: {}}
+    for step in training(frames=lambda s: hidden, start=with_optimizer("SGD"), **kwargs):
         frames = dict(step.frames)
         if Kind.GRADIENT in frames:
             values = np.array([[row(l2=norm)[name] for norm in norms] for name in STATISTICS])
@@ -138,6 +164,41 @@ def test_a_healthy_recurrent_layer_is_clear():
     steps = recurrent([0.5, 0.5, 0.3, 0.3, 0.8], loss=stuck)
     assert ask(vanishing_gradient, steps) == Clear()
     assert ask(exploding_gradient, steps) == Clear()
+
+
+def test_the_size_of_a_huge_update_is_a_number():
+    """In float32 the square of 1e20 is infinite."""
+    steps = training(loss=lambda s: 2.3 if s < 3 else 1e30, frames=lambda s: {Kind.UPDATE: {path: row(l2=1e20) for path in PARAMETER_IDS}})
+    assert the_finding(lr_divergence, steps).evidence["largest_update_per_weight"] == pytest.approx(1e20 / 8, rel=0.01)
+
+
+def test_the_optimizer_and_the_rate_that_diverge_are_named_and_not_the_first_ones():
+    """A new optimizer in step 60, with a rate of 3."""
+    created = Event("optimizer", 60, {"optimizer": 1, "class": "SGD", "groups": [], "source": "train.py:30", "text": "SGD(lr=3)"})
+    scalars = {"lr": 1e-3}, {"lr": 3.0, "grad_norm": 400.0}
+    steps = training(
+        loss=lambda s: falling(s) if s < 62 else 10.0 ** min(s - 60, 30),
+        scalars=lambda s: scalars[s >= 60],
+        events={60: [created]},
+    )
+    finding = the_finding(lr_divergence, steps)
+    assert (finding.evidence["lr"], finding.evidence["source"]) == (3.0, "train.py:30")
+    assert "with a learning rate of 3 at train.py:30" in finding.cause
+    assert ask(exploding_gradient, steps) == Clear()
+
+
+def test_clipping_after_the_update_is_named_where_a_training_diverges():
+    clip = Event("source", 0, {"call": "clip", "line": "train.py:22", "text": "clip()", "is_after_update": True})
+    diverging = training(
+        loss=lambda s: 2.3 if s < 3 else 1e30,
+        frames=lambda s: {Kind.UPDATE: {path: row(l2=1e3) for path in PARAMETER_IDS}},
+        start=[*opening(), clip],
+    )
+    assert the_finding(lr_divergence, diverging).fix.startswith("move the clipping at train.py:22 between backward() and optimizer.step()")
+    exploding = training(loss=lambda s: 1e4 * (1 + 0.1 * noise(s)), frames=slope(10.0), start=[*opening(), clip])
+    finding = the_finding(exploding_gradient, exploding)
+    assert "the clipping at train.py:22 comes after the update" in finding.cause
+    assert finding.evidence["clips"] == "after the update"
 
 
 def test_a_gradient_norm_that_leaps_again_and_again_is_found():
@@ -379,6 +440,19 @@ def test_a_model_that_no_gradient_reaches_is_found_wherever_its_loss_lies():
     finding = the_finding(loss_plateau, training(loss=lambda s: 50 + noise(s), frames=frames))
     assert finding.where == "net"
     assert finding.evidence["parameters_without_gradient"] == 8
+
+
+def test_parameters_that_the_program_changes_itself_are_reached_by_a_gradient():
+    """It uses and clears their gradients before these are read, at the end of the step."""
+    by_hand = opening(num_unowned=10, unowned=list(PARAMETER_IDS), optimizers=[])
+
+    def steps(update):
+        frames = {kind: {path: row(l2=l2) for path in PARAMETER_IDS} for kind, l2 in ((Kind.GRADIENT, 0.0), (Kind.UPDATE, update))}
+        scalars = {"optimizer_steps": 0, "manual_updates": 1}
+        return training(loss=lambda s: 50 + noise(s), frames=lambda step: frames, scalars=lambda step: scalars, start=by_hand)
+
+    assert "nothing shows" in why_not(loss_plateau, steps(0.05))
+    assert "no gradient reaches 10 of 10" in the_finding(loss_plateau, steps(0.0)).cause
 
 
 def test_branches_that_start_with_zero_gradients_are_no_plateau():

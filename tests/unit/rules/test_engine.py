@@ -111,6 +111,31 @@ def test_what_is_only_mentioned_explains_no_fault():
     assert order_findings([mention, fault], {"loss-spike": ("lr-divergence",)}) == [fault, mention]
 
 
+def test_what_begins_later_does_not_explain_a_spike():
+    spike = Finding("loss-spike", Severity.INFO, "", 81, "it leapt", "look at it")
+    swap, later = (Finding("stale-optimizer-params", Severity.ERROR, "", step, "stale", "build it later") for step in (76, 90))
+    explains = {"stale-optimizer-params": ("loss-spike",)}
+    assert [each.evidence.get("consequence_of") for each in order_findings([spike, swap], explains)] == [None, "stale-optimizer-params"]
+    assert [each.evidence.get("consequence_of") for each in order_findings([spike, later], explains)] == [None, None]
+
+
+def test_a_cause_ranks_as_high_as_the_worst_that_follows_from_it():
+    cause = Finding("no-shuffle", Severity.WARNING, "", 0, "sorted", "shuffle")
+    effect = Finding("dead-relu", Severity.CRITICAL, "", 16, "dead", "lower it")
+    other = Finding("eval-in-train-mode", Severity.ERROR, "", 0, "dropout", "call eval()")
+    explains = {rule.name: rule.explains for rule in RULES}
+    assert [each.rule for each in order_findings([other, effect, cause], explains)] == ["no-shuffle", "dead-relu", "eval-in-train-mode"]
+
+
+def test_of_a_bad_number_and_a_large_update_in_one_step_the_bad_number_is_the_cause():
+    bad = Finding("nonfinite-origin", Severity.CRITICAL, "", 3, "log of zero", "clamp it")
+    large = Finding("lr-divergence", Severity.CRITICAL, "", 3, "a large update", "lower the rate")
+    explains = {rule.name: rule.explains for rule in RULES}
+    assert [each.rule for each in order_findings([large, bad], explains)] == ["nonfinite-origin", "lr-divergence"]
+    earlier = Finding("lr-divergence", Severity.CRITICAL, "", 2, "a large update", "lower the rate")
+    assert [each.rule for each in order_findings([bad, earlier], explains)] == ["lr-divergence", "nonfinite-origin"]
+
+
 def test_a_repeated_step_number_in_one_file_is_damage_and_its_first_row_counts():
     assert results([*HEALTHY, *BROKEN]) == {rule.name: Clear() for rule in RULES}
 

@@ -13,7 +13,19 @@ from sonde.rules.mode.train_in_eval_mode import RULE as train_in_eval_mode
 from sonde.rules.rule import Clear
 from sonde.rules.schedule.lr_zero import RULE as lr_zero
 from sonde.run_view import layer_statistics_in_blocks
-from synthetic_steps import PARAMETER_IDS, ask, falling, opening, parameter_rows, row, stuck, the_finding, training, why_not
+from synthetic_steps import (
+    PARAMETER_IDS,
+    ask,
+    falling,
+    opening,
+    parameter_rows,
+    row,
+    stuck,
+    the_finding,
+    training,
+    why_not,
+    with_replaced_head,
+)
 
 ENCODER = [path for path in PARAMETER_IDS if path.startswith("net.")]
 HEAD = ["head.weight", "head.bias"]
@@ -133,6 +145,24 @@ def test_a_whole_model_replaced_is_critical():
     steps = training(start=opening(num_unowned=10, unowned=everything, optimizers=held), frames=updates_without(everything), loss=stuck)
     finding = the_finding(stale_optimizer_params, steps)
     assert finding.severity == Severity.CRITICAL
+
+
+def test_a_head_that_is_replaced_during_the_training_is_stale_from_then_on_and_not_from_the_start():
+    finding = the_finding(stale_optimizer_params, with_replaced_head(training(200), at=80, known=90))
+    assert finding.step == 76  # the old head was last seen with gradients in step 75
+    assert "they replaced others after step 75, and before or in step 90" in finding.cause
+    assert (finding.where, finding.severity) == ("head.weight", Severity.ERROR)
+    assert finding.evidence["num_trainable"] == 10
+
+
+@pytest.mark.parametrize("probe", ["discovery", "parameters_and_gradients", "on_forward_end"])
+def test_ownership_is_not_judged_after_the_part_that_follows_it_was_disabled(probe):
+    start = opening(num_unowned=len(ENCODER), unowned=ENCODER)
+    disabled = Event("retired", 50, {"probe": probe, "where": "", "error": "RuntimeError: no shape"})
+    steps = training(start=start, frames=updates_without(ENCODER), events={50: [disabled]})
+    assert f"{probe} was disabled (RuntimeError: no shape)" in why_not(params_not_in_optimizer, steps)
+    of_layer = Event("retired", 50, {"probe": probe, "where": "net.0", "error": "RuntimeError: no shape"})
+    assert the_finding(params_not_in_optimizer, training(start=start, frames=updates_without(ENCODER), events={50: [of_layer]}))
 
 
 def test_a_loose_parameter_that_gets_gradients_is_not_stale():

@@ -231,6 +231,22 @@ def test_a_number_per_element_is_host_sync_and_not_python_bound_too():
     assert ask(python_bound, timed(lambda step: {"other": 8.0}, **looked)) == Clear()
 
 
+def test_a_rollout_is_not_told_to_be_one_operation():
+    loop = [line("d = Categorical(logits=policy(s))", 100, 7.0), line("s, r, done = env.step(a)", 100, 4.0, name="train.py:31")]
+    lines = [*HEALTHY_LINES, *loop]
+    waits = [{"line": "train.py:32", "text": "a = d.sample().item()", "call": ".item()", "num": 100, "ms": 0.1}]
+
+    def finding(forwards, waits):
+        steps = timed(lambda step: {"other": 11.0}, lines=lines, waits=waits)
+        return the_finding(python_bound, [replace(step, scalars={**step.scalars, "forwards": forwards}) for step in steps])
+
+    rollout = finding(100.0, waits)
+    assert (rollout.severity, rollout.evidence["model_calls_per_step"]) == (Severity.INFO, 100)
+    assert "several environments at once" in rollout.fix
+    for other in (finding(1.0, waits), finding(100.0, [])):  # numbers are read in a loop of another kind; a loop over samples
+        assert "one operation on the whole tensor" in other.fix
+
+
 def test_one_loss_item_per_step_is_harmless_even_where_its_line_is_long():
     waits = [{"line": "train.py:19", "text": "loss = f(model(x)).item()", "call": ".item()", "num": 1, "ms": 0.002}]
     assert ask(host_sync, timed(lambda step: {}, lines=HEALTHY_LINES, waits=waits)) == Clear()

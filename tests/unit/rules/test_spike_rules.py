@@ -7,13 +7,14 @@ import pytest
 
 from sonde.events import BATCH_FIELDS, Event, Frame, Kind, Severity, Site, Step
 from sonde.rules._shared.spikes_in_run import SpikeHistory
+from sonde.rules.calls.stale_optimizer_params import RULE as stale_optimizer_params
 from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.gradients.gradient_spike import RULE as gradient_spike
 from sonde.rules.loss.loss_spike import RULE as loss_spike
 from sonde.rules.loss.lr_divergence import RULE as lr_divergence
 from sonde.rules.nonfinite.nonfinite_loss import RULE as nonfinite_loss
 from sonde.rules.rule import Clear
-from synthetic_steps import SITES, ask, falling, noise, opening, the_finding, training, view_of, why_not
+from synthetic_steps import SITES, ask, falling, noise, opening, the_finding, training, view_of, why_not, with_replaced_head
 
 ITEM = {"samples": [7], "shares": [0.99], "indices": [1193], "batch_size": 32, "without": 0.3, "blame": "input",
         "odd": {"name": "x", "size": 900.0, "others": 0.5}, "source": "train.py:40", "text": "loss = f(model(x), y)",
@@ -43,6 +44,37 @@ def test_a_loss_that_only_falls_is_clear():
     assert ask(gradient_spike, training(200)) == Clear()
 
 
+def test_a_spike_when_parameters_are_replaced_blames_no_sample_and_stands_under_the_swap():
+    steps = with_replaced_head(looked(82), at=80, known=90)
+    finding = the_finding(loss_spike, steps)
+    assert "parameters of the model were replaced around this step" in finding.cause
+    assert "sample" not in finding.cause + finding.fix
+    assert finding.evidence["blame"] == "replaced parameters"
+    with view_of(steps) as view:
+        rules = (stale_optimizer_params, loss_spike)
+        found = [each for outcome in evaluate({0: view}, rules) for each in outcome.result]
+    ordered = order_findings(found, {rule.name: rule.explains for rule in rules})
+    assert [each.rule for each in ordered] == ["stale-optimizer-params", "loss-spike"]
+    assert ordered[1].evidence["consequence_of"] == "stale-optimizer-params"
+    assert "sample 7" in the_finding(loss_spike, with_replaced_head(looked(120), at=80, known=90)).cause
+
+
+@pytest.mark.parametrize(
+    ("is_after_update", "advice"),
+    [
+        (None, "clip gradients to a smaller norm than at train.py:22"),
+        (False, "clip gradients to a smaller norm than at train.py:22"),
+        (True, "move the clipping at train.py:22 between backward() and optimizer.step()"),
+    ],
+)
+def test_who_clips_already_is_not_told_to_clip(is_after_update, advice):
+    known = {} if is_after_update is None else {"is_after_update": is_after_update}  # older runs do not say
+    clip = Event("source", 0, {"call": "clip", "line": "train.py:22", "text": "clip()", **known})
+    steps = training(200, loss=leaping(120), events={120: [spike(120)]}, start=[*opening(), clip])
+    assert advice in the_finding(loss_spike, steps).fix
+    assert "torch.nn.utils.clip_grad_norm_" in the_finding(loss_spike, looked(120)).fix
+
+
 def test_too_few_steps_are_not_evaluated():
     assert "too few" in why_not(loss_spike, training(20))
     assert "no loss" in why_not(loss_spike, training(40, loss=lambda step: nan, scalars=lambda step: {"backwards": 0}))
@@ -70,6 +102,31 @@ def test_data_that_makes_it_again_and_again_is_a_warning():
     assert finding.severity is Severity.WARNING
     assert "it happens 4 times in this run" in finding.cause
     assert finding.evidence["steps"] == "60, 100, 140, 180"
+
+
+def test_how_many_spikes_could_be_analyzed_in_time_does_not_decide():
+    """On a busy machine the search of the first spike may not have ended when the next one comes."""
+    answers = {"data": {}, "batch": {"samples": [], "blame": "batch"}, "none": {"samples": None, "shares": [], "blame": ""}}
+
+    def severity(*given):
+        events = {step: [spike(step, **answers[answer])] for step, answer in zip((60, 100, 140), given)}
+        return the_finding(loss_spike, training(200, loss=leaping(60, 100, 140, 180), events=events)).severity
+
+    assert severity("data", "none", "none") == severity("none", "data", "none") == severity("data", "data", "batch") == Severity.WARNING
+    assert severity("data", "batch", "none") == severity("none", "none", "none") == severity("data", "batch", "batch") == Severity.INFO
+
+
+def test_batches_in_other_units_are_a_warning_however_many_of_them_could_be_analyzed():
+    """Their spikes need not be extreme; the inputs of a batch are known if its step was run again."""
+    odd = {"samples": [], "blame": "batch", "inputs": [{"name": "x", "low": -900.0, "high": 900.0}]}
+    unanswered = {"samples": None, "shares": [], "blame": ""}
+
+    def severity(*given):
+        events = {step: [spike(step, value=6.0, **answer)] for step, answer in zip((60, 100, 140), given)}
+        return the_finding(loss_spike, with_usual_inputs(training(200, loss=leaping(60, 100, 140, height=6.0), events=events))).severity
+
+    assert severity(odd, unanswered, unanswered) == severity(odd, odd, odd) == Severity.WARNING
+    assert severity(odd, {"samples": [], "blame": "batch"}, unanswered) == Severity.INFO
 
 
 def test_spikes_that_no_sample_explains_stay_a_word():
@@ -117,14 +174,17 @@ def test_many_samples_of_a_batch_are_not_taken_for_bad_data():
     assert the_finding(loss_spike, steps).severity is Severity.INFO
 
 
-def test_a_batch_in_other_units_is_told_by_its_inputs():
-    site = Site(900, "input", "0")
-    seen = {"name": "x", "low": -900.0, "high": 800.0}
-    steps = looked(60, 100, 140, 180, samples=[], blame="batch", inputs=[seen])
+def with_usual_inputs(steps):
+    """The same with batches of numbers between -1 and 1."""
     row = {"num": 64.0, "min": -1.0, "max": 1.0}
     usual = Frame(Kind.BATCH, 0, np.array([900], dtype=np.uint32), BATCH_FIELDS, np.array([[row.get(name, 0.0)] for name in BATCH_FIELDS]))
-    steps = [Step(one.number, 0, one.scalars, {**one.frames, Kind.BATCH: usual}, one.events, {**SITES, 900: site}) for one in steps]
-    finding = the_finding(loss_spike, steps)
+    sites = {**SITES, 900: Site(900, "input", "0")}
+    return [Step(one.number, 0, one.scalars, {**one.frames, Kind.BATCH: usual}, one.events, sites) for one in steps]
+
+
+def test_a_batch_in_other_units_is_told_by_its_inputs():
+    seen = {"name": "x", "low": -900.0, "high": 800.0}
+    finding = the_finding(loss_spike, with_usual_inputs(looked(60, 100, 140, 180, samples=[], blame="batch", inputs=[seen])))
     assert finding.severity is Severity.WARNING
     assert "900 times as large" in finding.cause
 

@@ -1,6 +1,7 @@
 """The batch: statistics and a content hash of its tensors and of the model's inputs; whether its samples are all equal, and its labels."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from sonde.events import BATCH_FIELDS, BatchInspected, Kind, Site
 from sonde.runlog.record_format import FramePlan
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
-from sonde.statistics.find_tensors import find_tensors, numpy_view
+from sonde.statistics.find_tensors import find_tensors, numpy_view, shape_of
 from sonde.statistics.statistics_without_extension import unsupported_reason
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
@@ -22,6 +23,24 @@ NUM_FIRST_STEPS = 16  # observed steps; then those at this distance: hashing a b
 MIN_DISTANCE = 32  # steps
 MAX_SAMPLES = 64  # of a batch are compared with the first, until one differs
 MAX_OUTPUTS = 4  # whose shapes are stored, to recognize the labels
+MAX_CALLS = 16  # of the first model whose samples are compared: a rollout or a decoder begins with the same state each time
+
+
+@dataclass
+class ComparedSamples:
+    """The samples of one call of a model."""
+
+    size: int = 0  # samples
+    are_equal: dict[tuple[int, int], bool] = field(default_factory=dict)  # by place in memory: inputs that tell samples apart
+    contents: list[int | None] = field(default_factory=list)  # hash of one sample, of each input whose samples are all equal
+    is_row: bool = False  # a single dimension of floats: the samples, or the numbers of one sample (a state)
+
+    @property
+    def is_constant(self) -> bool:
+        return bool(self.are_equal) and all(self.are_equal.values())
+
+    def is_same_as(self, other: "ComparedSamples") -> bool:
+        return other.is_constant and other.contents == self.contents
 
 
 class BatchProbe(Probe):
@@ -43,8 +62,10 @@ class BatchProbe(Probe):
         self._batch: Any = None  # the loader's last batch before the first training forward of the step, so not one of a validation
         self._num_fetched = 0  # batches up to that forward: several, where several loaders feed it or a validation came before
         self._fetched: dict[int, torch.Tensor] = {}  # tensors of the batch, by id: as inputs they are not measured again
-        self._samples: dict[str, Any] = {}  # size and, where all samples are equal, content hash of one, of the first forward's inputs
-        self._are_equal: dict[tuple[int, int], bool] = {}  # inputs that tell samples apart, by place in memory: are all samples equal?
+        self._samples: ComparedSamples | None = None  # of the first forward
+        self._first_module = 0  # id of the module that it ran
+        self._num_calls = 0  # of this module whose samples were compared
+        self._varies = False  # a later call of it got another sample
         self._outputs: list[tuple[int, ...]] = []
         self._labels: list[ClassLabels | None] = []
 
@@ -59,33 +80,43 @@ class BatchProbe(Probe):
         self._last_step = self._state.number if self._is_active else self._last_step
 
     def on_batch_end(self, batch: Any) -> None:
-        if self._is_active and not self._samples:
+        if self._is_active and self._samples is None:
             self._batch = batch
             self._num_fetched += batch is not None
 
     def on_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not self._is_active or not self._state.is_first_forward:
+        if not self._is_active:
+            return
+        if not self._state.is_first_forward:
+            self._compare_with_first_call(module, args, kwargs)
             return
         self._measure_batch()
         inputs = find_tensors((args, kwargs))[:MAX_TENSORS]
-        if not self._samples:
+        if self._samples is None:
             readable = [tensor for _, tensor in inputs if not on_device(tensor)] or list(self._fetched.values())[:1]
-            self._samples, self._are_equal = _compare_samples(readable)
+            self._samples = _compare_samples(readable)
+            self._first_module, self._num_calls = id(module), 1
         for place, tensor in inputs:
             if id(tensor) not in self._fetched:
                 self._measure(f"input.{place.partition('.')[2]}", tensor)
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
-        if self._is_active and self._state.is_first_forward and len(self._outputs) < MAX_OUTPUTS:
-            self._outputs += [tuple(tensor.shape) for _, tensor in find_tensors(output)[:MAX_OUTPUTS]]
+        if not self._is_active or not self._state.is_first_forward or len(self._outputs) >= MAX_OUTPUTS:
+            return
+        shapes = [shape_of(tensor) for _, tensor in find_tensors(output)[:MAX_OUTPUTS]]
+        self._outputs += shapes
+        samples = self._samples if id(module) == self._first_module else None
+        if samples is not None and samples.is_row and not any(len(shape) > 1 and shape[0] == samples.size for shape in shapes):
+            samples.are_equal.clear()  # the output has no row for each number of the input: they are one sample
 
     def on_backward_start(self, tensors: Any) -> None:
         if self._is_active:
             found = find_labels(tensors, self._outputs, self._fetched.values())
             self._labels += found
+            are_equal = self._samples.are_equal if self._samples else {}
             for labels in found:  # a model that computes its loss itself gets them as an input too, after the first
-                if labels is not None and labels.location in list(self._are_equal)[1:]:
-                    del self._are_equal[labels.location]
+                if labels is not None and labels.location in list(are_equal)[1:]:
+                    del are_equal[labels.location]
 
     def tables(self) -> Iterable[StatisticsTable]:
         self._measure_batch()  # no model was called
@@ -97,17 +128,28 @@ class BatchProbe(Probe):
             if self._plan is None or self._plan[0] != ids:
                 self._plan = (ids, self._recorder.plan(Kind.BATCH, BATCH_FIELDS, ids))
             self._recorder.frame(self._plan[1], step, np.hstack([self._table.values[: len(ids)], self._extra[: len(ids)]]))
-        if self._samples:
+        if (samples := self._samples) is not None:
+            num_alike = 0 if self._varies else sum(samples.are_equal.values())
             event = BatchInspected(
-                num_fetched=self._num_fetched, num_inputs=len(self._are_equal), num_alike=sum(self._are_equal.values()), **self._samples,
-                labels=count_labels(self._labels),
+                num_fetched=self._num_fetched, num_inputs=len(samples.are_equal), num_alike=num_alike, size=samples.size,
+                sample=next(iter(samples.contents), None), labels=count_labels(self._labels),
             )  # fmt: skip
             self._recorder.emit(event, step)
 
     def reset(self) -> None:
-        self._batch, self._num_fetched = None, 0
-        for held in (self._measured_sites, self._fetched, self._samples, self._are_equal, self._outputs, self._labels):
+        self._batch, self._num_fetched, self._samples, self._varies = None, 0, None, False
+        for held in (self._measured_sites, self._fetched, self._outputs, self._labels):
             held.clear()
+
+    def _compare_with_first_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Parallel environments start in one state, and a decoder starts from zeros: only what all calls get is what the model gets."""
+        first = self._samples
+        if first is None or id(module) != self._first_module or self._varies or not first.is_constant or self._num_calls >= MAX_CALLS:
+            return
+        self._num_calls += 1
+        inputs = [tensor for _, tensor in find_tensors((args, kwargs))[:MAX_TENSORS] if not on_device(tensor)]
+        if inputs:
+            self._varies = not first.is_same_as(_compare_samples(inputs))
 
     def _measure_batch(self) -> None:
         batch, self._batch = self._batch, None
@@ -129,27 +171,28 @@ class BatchProbe(Probe):
         if site is not None:
             self._table.measure_one(row, tensor)
             fingerprint = content_hash(tensor) if not on_device(tensor) else None
-            self._extra[row] = (tensor.shape[0] if tensor.dim() else 1, np.nan if fingerprint is None else fingerprint)
+            self._extra[row] = ((shape_of(tensor) or (1,))[0], np.nan if fingerprint is None else fingerprint)
             self._measured_sites.append(site)
 
 
-def _compare_samples(inputs: list[torch.Tensor]) -> tuple[dict[str, Any], dict[tuple[int, int], bool]]:
-    """The number of samples, with the content hash of one where all are equal; and for each input that distinguishes samples, by its place
-    in memory, whether all samples are equal in it. Such inputs have as many rows as the first, or another shape than one sample."""
+def _compare_samples(inputs: list[torch.Tensor]) -> ComparedSamples:
+    """Which inputs distinguish samples, and whether all samples are equal in them. Such inputs have as many rows as the first, or another
+    shape than one sample."""
     inputs = [tensor for tensor in inputs if tensor.dim()]
-    size = len(inputs[0]) if inputs else 0
-    samples: dict[str, Any] = {"size": size, "sample": None}
-    are_equal: dict[tuple[int, int], bool] = {}
-    for number, tensor in enumerate(inputs if size > 1 else ()):
+    samples = ComparedSamples(shape_of(inputs[0])[0] if inputs else 0)
+    if samples.size < 2:
+        return samples
+    samples.is_row = inputs[0].dim() == 1 and inputs[0].is_floating_point()
+    for number, tensor in enumerate(inputs):
         if not is_plain(tensor):
-            are_equal[-number, 0] = False  # not known
-        elif len(tensor) == size:
+            samples.are_equal[-number, 0] = False  # not known
+        elif len(tensor) == samples.size:
             rows = numpy_view(tensor)
-            is_equal = all(bool((rows[i] == rows[0]).all()) for i in range(1, min(size, MAX_SAMPLES)))
-            are_equal[tensor.data_ptr(), tensor.numel()] = is_equal
-            if is_equal and samples["sample"] is None:
-                samples["sample"] = content_hash(tensor[0])
-        elif tensor.numel() and not {*tensor.shape} <= {1, *inputs[0].shape[1:]}:
+            is_equal = all(bool((rows[i] == rows[0]).all()) for i in range(1, min(samples.size, MAX_SAMPLES)))
+            samples.are_equal[tensor.data_ptr(), tensor.numel()] = is_equal
+            if is_equal:
+                samples.contents.append(content_hash(tensor[0]))
+        elif tensor.numel() and not {*tensor.shape} <= {1, *shape_of(inputs[0])[1:]}:
             values = numpy_view(tensor)
-            are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
-    return samples, are_equal
+            samples.are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())
+    return samples

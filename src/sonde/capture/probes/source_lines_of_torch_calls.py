@@ -29,7 +29,10 @@ class SourceLineProbe(Probe):
         self._context.call_sites.learn("zero_grad", self._state.number)
 
     def on_clip(self, limit: Any) -> None:
-        self._context.call_sites.learn("clip", self._state.number)
+        scalars = self._state.scalars
+        num_updates = scalars["optimizer_steps"] + scalars["skipped_steps"]
+        is_after_update = (self._state.number > 0 or num_updates > 0) and scalars["backwards"] <= num_updates
+        self._context.call_sites.learn("clip", self._state.number, is_after_update=is_after_update or None)
 
     def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         entry = self._state.optimizer

@@ -100,7 +100,7 @@ class LayerTimes:
 
     def _add_shapes(self, layer: int, args: Any, output: Any) -> None:
         first, calls = args[0] if args else None, self._shapes.setdefault(layer, [])
-        if type(output) is Tensor and isinstance(first, Tensor) and len(calls) < MAX_CALLS:
+        if type(output) is Tensor and isinstance(first, Tensor) and len(calls) < MAX_CALLS and not (output.is_nested or first.is_nested):
             calls.append((first.shape, output.shape, output.dtype))
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.events import STATISTICS
-from sonde.statistics.find_tensors import find_tensors
+from sonde.statistics.find_tensors import find_tensors, shape_of
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.private_torch_api import has_map_dataset
 from sonde.statistics.tensor_statistics_table import StatisticsTable
@@ -103,14 +103,14 @@ class SwitchFactsProbe(Probe):
 
     def on_forward_end(self, module: nn.Module, output: Any) -> None:
         named = [("output", output)] if isinstance(output, torch.Tensor) else find_tensors(output)
-        self._facts.outputs |= {path: tensor.shape for path, tensor in named}
+        self._facts.outputs |= {path: shape_of(tensor) for path, tensor in named}
 
     def on_eval_forward_start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
             return  # a training in eval mode
         self._facts.use_loader(VALIDATION)
         for _, tensor in find_tensors((args, kwargs))[:1]:
-            self._facts.num_eval_samples += tensor.shape[0] if tensor.dim() else 1
+            self._facts.num_eval_samples += shape_of(tensor)[0] if tensor.dim() else 1
 
     def on_loss_scaled(self, scaler: Any) -> None:
         self._facts.scaler = f"{type(scaler).__name__}{'' if scaler.is_enabled() else ' (disabled)'}"

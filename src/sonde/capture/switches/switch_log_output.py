@@ -18,7 +18,7 @@ from sonde.capture.watched_model import join_path
 from sonde.events import PlacementChanged
 from sonde.formatting import listing
 from sonde.statistics.batched_device_reads import on_device
-from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors
+from sonde.statistics.find_tensors import find_tensors, memory_by_category, optimizer_state_tensors, shape_of
 from sonde.statistics.private_torch_api import is_scheduled
 from sonde.statistics.tensor_statistics_table import measure_columns
 
@@ -105,7 +105,7 @@ class SwitchOutput:
         inputs = {name: tensor for call in self._context.buffer.calls for name, tensor in _named_inputs(call)}
         return {
             "forwards": int(scalars["forwards"]), "forward_ms": scalars["forward_ms"],
-            "inputs": _shapes({name: tensor.shape for name, tensor in inputs.items()}), "outputs": _shapes(self._facts.outputs),
+            "inputs": _shapes({name: shape_of(tensor) for name, tensor in inputs.items()}), "outputs": _shapes(self._facts.outputs),
             "loss": scalars["loss"], "device": " ".join(_count(str(tensor.device) for tensor in inputs.values())) or NONE,
         }  # fmt: skip
 
@@ -158,7 +158,7 @@ class SwitchOutput:
                 "num_workers": training.num_workers,
                 "splits": {each.split: _or_unknown(each.num_samples) for each in loaders if each.split},
             }  # fmt: skip
-        shapes = " ".join(dict.fromkeys("x".join(map(str, tensor.shape)) for tensor in self._inputs()))
+        shapes = " ".join(dict.fromkeys("x".join(map(str, shape_of(tensor))) for tensor in self._inputs()))
         return report | {"data_ms": scalars["data_ms"], "data_share": share, "inputs": shapes or NONE}
 
     def _validation(self, step: int) -> dict[str, Any] | None:

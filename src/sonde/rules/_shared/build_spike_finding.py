@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from sonde.events import Finding, SpikeDetected
 from sonde.formatting import layer_name, listing, number
+from sonde.rules._shared.clipping_advice import Clipping
 from sonde.rules._shared.origin_search_results import NONFINITE_RULES
 from sonde.rules._shared.read_event_tables import amount, text
 from sonde.rules._shared.spikes_in_run import ODD_INPUT, RETURNS, ObservedSpike, SpikeHistory
@@ -40,7 +41,7 @@ def check_spikes(view: RunView, *, rule: str, what: str) -> Result:
             where=layer,
             step=worst.step,
             cause="; ".join(part for part in parts if part),
-            fix=_fix(worst),
+            fix=_fix(worst, view.remember(Clipping.of)),
             evidence=_evidence(history, worst),
         )
     ]
@@ -49,6 +50,8 @@ def check_spikes(view: RunView, *, rule: str, what: str) -> Result:
 def _reason(spike: ObservedSpike, thing: str) -> str:
     """What makes the spike; empty if that is not known."""
     event = spike.event
+    if spike.is_replaced:
+        return "parameters of the model were replaced around this step by others, which are not trained yet"
     if event is not None and spike.samples:
         return _samples_text(event, spike.samples, thing)
     if spike.input_factor >= ODD_INPUT:
@@ -96,8 +99,10 @@ def _aftermath(view: RunView, history: SpikeHistory, spike: ObservedSpike) -> st
     return "; ".join(part for part in (times, back) if part)
 
 
-def _fix(spike: ObservedSpike) -> str:
+def _fix(spike: ObservedSpike, clipping: Clipping) -> str:
     event = spike.event
+    if spike.is_replaced:
+        return "build the optimizer after the last change to the model, so that it trains the new parameters"
     if event is not None and spike.samples:
         item = "these items" if len(spike.samples) > 1 else "this item"
         target = text(event.deviation or {}, "name") or "the label"
@@ -107,24 +112,24 @@ def _fix(spike: ObservedSpike) -> str:
             "layer": f"inspect {item}: the model has not learned values like these",
             "slope": f"inspect the arithmetic of the loss for {item}: a division by a small number, a root or a norm near zero",
         }.get(event.blame, f"inspect {item}")
-        return f"{inspect}, and clip gradients so that one sample cannot undo the training"
+        return f"{inspect}, and {clipping.advice}, so that one sample cannot undo the training"
     if spike.input_factor >= ODD_INPUT:
-        return "check how this batch was loaded and normalized; clip gradients so that one batch cannot undo the training"
+        return f"check how this batch was loaded and normalized; {clipping.advice}, so that one batch cannot undo the training"
     if spike.has_rate_risen:
         return "let the learning rate rise more slowly, or to a lower value"
-    return "if it harms, clip gradients (torch.nn.utils.clip_grad_norm_) or lower the learning rate"
+    return f"if it harms, {clipping.advice}, or lower the learning rate"
 
 
 def _evidence(history: SpikeHistory, chosen: ObservedSpike) -> dict[str, float | str]:
     event, spike = chosen.event, chosen.spike
     found: dict[str, float | str] = source_evidence(event.source, event.text) if event else {}
     found |= {"value": spike.value, "usual": spike.usual, "usual_high": spike.high, "num_leaps": history.num}
-    if event is not None and event.samples:
-        found["samples"] = _some(event.samples)
-    if event is not None and event.indices:
-        found["indices"] = _some(event.indices)
-    if event is not None and event.blame:
-        found["blame"] = event.blame
+    if chosen.is_replaced:
+        found["blame"] = "replaced parameters"
+    elif event is not None:
+        found |= {"samples": _some(event.samples)} if event.samples else {}
+        found |= {"indices": _some(event.indices)} if event.indices else {}
+        found |= {"blame": event.blame} if event.blame else {}
     if history.num > 1:
         found["steps"] = _some([each.step for each in history.spikes])
     caveats = event.caveats[:3] if event else ()

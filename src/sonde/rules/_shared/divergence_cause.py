@@ -56,9 +56,10 @@ def update_ratios(block: Block) -> Values:
     update, parameter = block.get(Kind.UPDATE), block.get(Kind.PARAMETER)
     if update is None or parameter is None:
         return np.full(len(block), nan)
+    # In float32, as the log has them, the squares of norms above 2e19 overflow.
+    size, change = (np.sqrt(np.square(table["l2"], dtype=np.float64).sum(axis=1)) for table in (parameter, update))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        size = np.sqrt(np.square(parameter["l2"]).sum(axis=1))
-        ratios: Values = np.where(size > 0, np.sqrt(np.square(update["l2"]).sum(axis=1)) / size, nan)
+        ratios: Values = np.where(size > 0, change / size, nan)
     return ratios
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sonde.events import Finding, Kind, OriginFound, OriginUnknown, Severity
 from sonde.formatting import listing
 from sonde.rules._shared.magnitude_history import MagnitudeHistory
-from sonde.rules._shared.read_event_tables import amount, text
+from sonde.rules._shared.read_event_tables import amount, count, text
 from sonde.run_view import RunView
 from sonde.run_view.source_lines_of_calls import source_evidence
 
@@ -134,7 +134,7 @@ def _samples(indices: Sequence[int]) -> str:
 def _range(tensor: Mapping[str, Any]) -> str:
     """`32x10 float32, -1.2 to 3.4, 2 zeros, 1 NaN`."""
     shape = "x".join(map(str, tensor.get("shape") or ())) or "scalar"
-    zeros, nan, inf = (int(amount(tensor, name)) for name in ("zeros", "nan", "inf"))
+    zeros, nan, inf = (count(tensor, name) for name in ("zeros", "nan", "inf"))
     counts = [f"{zeros:,} zero{'s' if zeros > 1 else ''}"] if zeros else []
     counts += [f"{num:,} {name}" for num, name in ((nan, "NaN"), (inf, "Inf")) if num]
     return ", ".join([f"{shape} {text(tensor, 'dtype')}, {amount(tensor, 'low'):.4g} to {amount(tensor, 'high'):.4g}", *counts])

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from sonde.events import Kind, OptimizerCreated, Severity, SpikeDetected
 from sonde.rules._shared.read_event_tables import amount
+from sonde.rules._shared.unowned_parameters import UnownedParameters
 from sonde.rules.column_helpers import Bools
 from sonde.run_view import RunView
 from sonde.run_view.loss_trend import loss_names
@@ -51,11 +52,18 @@ class ObservedSpike:
     num_after: int  # losses since
     num_back: int  # of these, usual ones
     input_factor: float  # largest number of this batch over that of a usual one; 0 if it is not known
+    is_replaced: bool  # other parameters took the place of the model's around this step
     is_lost: bool  # the loss has not come back, and had the time for it, or never will
 
     @property
     def samples(self) -> Sequence[int]:
-        return (self.event.samples or ()) if self.event else ()
+        """The samples that make it: none if the model is another one since this step."""
+        return (self.event.samples or ()) if self.event and not self.is_replaced else ()
+
+    @property
+    def is_answered(self) -> bool:
+        """The step was run again, and it is known which samples, if any, make the spike."""
+        return self.is_of_data or (self.event is not None and self.event.samples is not None)
 
     @property
     def has_rate_risen(self) -> bool:
@@ -64,6 +72,8 @@ class ObservedSpike:
     @property
     def is_of_data(self) -> bool:
         """A few samples make it, without which all would be usual; or the inputs of the model are out of range."""
+        if self.is_replaced:
+            return False
         if self.input_factor >= ODD_INPUT:
             return True
         if self.event is None or not self.samples:
@@ -107,8 +117,16 @@ class SpikeHistory:
         and only if the data is known to cause it: tasks change, learning rates restart."""
         if any(each.is_lost and each.is_of_data for each in self.spikes):
             return Severity.CRITICAL if failing else Severity.ERROR
-        extreme = [each for each in self.spikes if self._is_extreme(each.spike) or each.input_factor >= UNITS]
-        if len(extreme) >= RECURS and sum(each.is_of_data for each in extreme) >= RECURS - 1:
+        # How many spikes are analyzed in time depends on the load of the machine: what counts is what most of the answers say.
+        factors = [each.input_factor for each in self.spikes if each.is_answered]
+        has_other_units = bool(factors) and min(factors) >= UNITS
+        extreme = [
+            each
+            for each in self.spikes
+            if self._is_extreme(each.spike) or each.input_factor >= UNITS or (has_other_units and not each.is_answered)
+        ]
+        answers = [each.is_of_data for each in extreme if each.is_answered]
+        if len(extreme) >= RECURS and sum(answers) > len(answers) / 2:
             return Severity.WARNING
         return Severity.INFO
 
@@ -211,9 +229,10 @@ def _observe(
     with np.errstate(invalid="ignore"):
         num_back = int(np.count_nonzero(is_later & ~losses.is_nonfinite & (losses.value <= loss_bound)))
     before = rates[:row][np.isfinite(rates[:row])][-NUM_RATES:]
+    step, parameters = view.step_number(row), view.remember(UnownedParameters.of)
     return ObservedSpike(
         row=row,
-        step=view.step_number(row),
+        step=step,
         spike=spike,
         event=event,
         rate=float(rates[row]) if row < view.num_steps else float("nan"),
@@ -221,6 +240,7 @@ def _observe(
         num_after=num_after,
         num_back=num_back,
         input_factor=_input_factor(view, event) if event else 0.0,
+        is_replaced=0 <= parameters.replaced_after < step <= parameters.replaced_before,
         is_lost=num_back < RETURNS and (num_after >= LOST_AFTER or (num_after > 0 and view.loss_trend.is_gone)),
     )
 

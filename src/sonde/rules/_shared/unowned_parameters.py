@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Kind, OwnershipChanged, Row, Site
-from sonde.rules._shared.read_event_tables import amount
+from sonde.events import Kind, OwnershipChanged, ProbeDisabled, Row, Site
+from sonde.rules._shared.read_event_tables import count
 from sonde.rules.column_helpers import first_where
 from sonde.run_view import Block, LayerTable, Reduction, RunView
 from sonde.runlog.record_index import Ints
@@ -54,6 +54,8 @@ class UnownedParameters:
     untrained: Sequence[Site]  # no optimizer holds them, they get gradients, and nothing changes them, neither training nor the program
     first_step: int  # with statistics of gradients
     num_abandoned: int  # parameters that an optimizer holds, that belong to no model of the run and get no gradient
+    replaced_after: int  # the last step in which parameters that had these names before got gradients; -1 if there were none
+    replaced_before: int  # the first observed step in which they did not
     trains_other_tensors: bool  # the optimizers hold nothing of the models but tensors that get gradients: an image, a prompt
     reason_not_evaluated: str  # empty if the run has what is needed
 
@@ -67,7 +69,10 @@ class UnownedParameters:
         gradient_rows = np.concatenate([np.empty(0, np.int64), *observed.gradient_rows])
         first = first_where(gradient_rows >= known_from)
         reason = ""
-        if not view.calls.num_optimizers:
+        disabled = next((event for event in view.events(ProbeDisabled) if not event.where and _knows_parameters(event.probe)), None)
+        if disabled is not None:
+            reason = f"{disabled.probe} was disabled ({disabled.error}), so what the optimizers hold since then is not known"
+        elif not view.calls.num_optimizers:
             reason = "no optimizer was seen"
         elif not view.calls.updates:
             reason = "no optimizer stepped"
@@ -75,23 +80,45 @@ class UnownedParameters:
             reason = "it is not known which parameters the optimizers hold"
         elif last.num_unowned and not received:
             reason = "no gradients were observed"
+        untrained = [
+            view.sites[site]
+            for site, rows in sorted(received.items())
+            if len(rows) == PATIENCE and rows[0] >= known_from and site not in observed.changed and site in view.sites
+            and is_unowned(view, view.sites[site]) and disabled is None
+        ]  # fmt: skip
+        replaced = _replaced(view, untrained, observed.latest_rows, gradient_rows)
         return cls(
-            untrained=[
-                view.sites[site]
-                for site, rows in sorted(received.items())
-                if len(rows) == PATIENCE and rows[0] >= known_from and site not in observed.changed and site in view.sites
-                and is_unowned(view, view.sites[site])
-            ],
+            untrained=untrained,
             first_step=-1 if first is None else view.step_number(int(gradient_rows[first])),
             num_abandoned=sum(map(_num_abandoned, optimizers)),
-            trains_other_tensors=any(amount(each, "num_foreign_with_grad") for each in optimizers)
-            and not any(amount(each, "num_owned") for each in optimizers),
+            replaced_after=-1 if replaced is None else view.step_number(replaced[0]),
+            replaced_before=-1 if replaced is None else view.step_number(replaced[1]),
+            trains_other_tensors=any(count(each, "num_foreign_with_grad") for each in optimizers)
+            and not any(count(each, "num_owned") for each in optimizers),
             reason_not_evaluated=reason,
         )  # fmt: skip
 
 
+def _knows_parameters(probe: str) -> bool:
+    """Whether a part of Sonde finds models, follows their optimizers or measures their parameters."""
+    return probe in ("discovery", "parameters_and_gradients") or probe.startswith("on_")
+
+
+def _replaced(
+    view: RunView, untrained: Sequence[Site], latest_rows: Mapping[int, list[int]], gradient_rows: Ints
+) -> tuple[int, int] | None:
+    """The last row in which other parameters had the names of these and got gradients, and the next one with gradients."""
+    names, own = {(site.model, site.path) for site in untrained}, {site.id for site in untrained}
+    before = [number for number, site in view.sites.items() if number not in own and (site.model, site.path) in names]
+    last = max((latest_rows[number][-1] for number in before if number in latest_rows), default=None)
+    if last is None:
+        return None
+    after = first_where(gradient_rows > last)
+    return last, view.num_steps if after is None else int(gradient_rows[after])
+
+
 def _num_abandoned(optimizer: Row) -> int:
-    return max(0, int(amount(optimizer, "num_foreign") - amount(optimizer, "num_foreign_with_grad")))
+    return max(0, count(optimizer, "num_foreign") - count(optimizer, "num_foreign_with_grad"))
 
 
 def unowned_names(view: RunView) -> frozenset[str]:
@@ -106,7 +133,9 @@ def is_unowned(view: RunView, site: Site) -> bool:
 
 
 def trainable_paths(view: RunView, model: str) -> list[str]:
-    return [site.path for site in view.sites.values() if site.kind == "parameter" and site.trainable and site.model == model]
+    """Of a parameter that was replaced by another, the path is there once."""
+    sites = [site for site in view.sites.values() if site.kind == "parameter" and site.trainable and site.model == model]
+    return list(dict.fromkeys(site.path for site in sites))
 
 
 def runs_after_trained_model(view: RunView, model: str) -> bool:

@@ -5,7 +5,7 @@ Why it matters   the optimizer updates tensors that nothing uses, and the new on
 How it knows     an optimizer holds parameters that belong to no model of the run and never get a gradient, while parameters of the model
                  that no optimizer holds get gradients again and again and never change.
 Known problems   a separate parameter in the optimizer (a temperature, a prompt) gets gradients and is not stale. Stale parameters are
-                 harmless if some optimizer holds every parameter of the model.
+                 harmless if some optimizer holds every parameter of the model. The step of a swap is known to within two observed steps.
 Fix              build the optimizer after the model has its final form.
 """
 
@@ -27,20 +27,27 @@ def check(view: RunView) -> Result:
     modules = modules_of(untrained, trainable)
     return RULE.finding(
         Severity.CRITICAL if len(untrained) >= len(trainable) else Severity.ERROR,
-        parameters.first_step,
+        parameters.first_step if parameters.replaced_after < 0 else parameters.replaced_after + 1,
         cause=f"the optimizer built{view.call_sites.at('optimizer')} holds {parameters.num_abandoned} parameters that are in no model "
         f"that ran, while {len(untrained)} of the model's {len(trainable)} trainable parameters ({listing(modules)}) get gradients "
-        "and are in no optimizer",
+        "and are in no optimizer" + _when_replaced(parameters),
         fix="build the optimizer after the last change to the model (new head, copy, wrapping), or add the new parameters to it",
         evidence={
             "num_abandoned": parameters.num_abandoned,
             "num_unowned": len(untrained),
             "num_trainable": len(trainable),
             "modules": ", ".join(modules[:20]),
+            **({"last_step_of_old_parameters": parameters.replaced_after} if parameters.replaced_after >= 0 else {}),
             **view.call_sites.evidence("optimizer"),
         },
         where=modules[0] if len(modules) == 1 else "",
     )
+
+
+def _when_replaced(parameters: UnownedParameters) -> str:
+    if parameters.replaced_after < 0:
+        return ""
+    return f"; they replaced others after step {parameters.replaced_after}, and before or in step {parameters.replaced_before}"
 
 
 RULE = Rule(
@@ -49,7 +56,7 @@ RULE = Rule(
     page=__doc__,
     explains=(
         "params-not-in-optimizer", "grads-cleared-before-step", "missing-backward", "loss-plateau", "unchanged-parameter",
-        "exploding-gradient", "vanishing-gradient", "dead-relu", "nonfinite-loss",
+        "exploding-gradient", "vanishing-gradient", "dead-relu", "nonfinite-loss", "loss-spike", "gradient-spike",
     ),
     reductions=(OBSERVED,),
 )  # fmt: skip

@@ -2,10 +2,10 @@
 
 What it finds    inputs that are all zero, or one and the same row for every sample of every batch.
 Why it matters   the model can only learn how often each target occurs; zeros do not even give the first layer a gradient.
-How it knows     in all inspected steps, all samples of every input of the model were equal, bit for bit.
-Known problems   one input that varies is enough: a mask or a start token may be constant beside it. Labels that the model receives for its
-                 loss do not count. Copies of one sample (parallel environments) differ from step to step. Batches of one sample are not
-                 evaluated.
+How it knows     in all inspected steps, all samples of every input of the model were equal, bit for bit, in all calls of the step.
+Known problems   one input that varies is enough: a mask or a start token may be constant beside it, and a rollout or a decoder may start
+                 from the same state. Labels that the model receives for its loss do not count. Batches of one sample are not evaluated,
+                 nor is a vector that is one sample (the model returns no row for each of its numbers).
 Fix              print one batch right before model(...), and search for the line that multiplies, masks, casts or loads it wrongly.
 """
 

@@ -91,4 +91,4 @@ def _labels_return(labels: BatchLabels) -> bool:
     return False
 
 
-RULE = Rule("no-shuffle", check, page=__doc__, explains=("loss-plateau", "loss-spike", "gradient-spike"))
+RULE = Rule("no-shuffle", check, page=__doc__, explains=("dead-relu", "exploding-gradient", "loss-plateau", "loss-spike", "gradient-spike"))

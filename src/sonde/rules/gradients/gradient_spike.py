@@ -14,6 +14,7 @@ Fix              clip gradients; inspect the samples that are named, and the ari
 from functools import partial
 
 from sonde.rules._shared.build_spike_finding import CONSEQUENCES_OF_SPIKES, check_spikes
+from sonde.rules._shared.unowned_parameters import OBSERVED
 from sonde.rules.rule import Rule
 
 RULE = Rule(
@@ -21,4 +22,5 @@ RULE = Rule(
     partial(check_spikes, rule="gradient-spike", what="gradient"),
     page=__doc__,
     explains=("loss-spike", *CONSEQUENCES_OF_SPIKES),
+    reductions=(OBSERVED,),
 )

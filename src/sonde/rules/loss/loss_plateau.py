@@ -20,6 +20,7 @@ from sonde.events import Kind, Severity
 from sonde.formatting import number
 from sonde.rules._shared.divergence_cause import update_ratios
 from sonde.rules._shared.module_names import modules_of
+from sonde.rules._shared.unowned_parameters import is_unowned
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import Block, Reduction, RunView
 
@@ -38,13 +39,16 @@ class ObservedParameters:
     ratios: list[float] = field(default_factory=list)  # update per weight, of the first observed steps
     num_gradients: int = 0  # observed steps with gradients
     is_reached: dict[int, bool] = field(default_factory=dict)  # by site
+    changed: set[int] = field(default_factory=set)  # sites of parameters that an update or the program changed
 
 
 def _reduce(block: Block, state: ObservedParameters) -> ObservedParameters:
     if len(state.ratios) < ENOUGH:
         ratios = update_ratios(block)
         state.ratios = [*state.ratios, *ratios[~np.isnan(ratios)].tolist()][:ENOUGH]
-    gradient = block.get(Kind.GRADIENT)
+    gradient, update = block.get(Kind.GRADIENT), block.get(Kind.UPDATE)
+    if update is not None:
+        state.changed.update(update.site_ids[(update["l2"] > 0).any(axis=0)].tolist())
     if gradient is not None:
         state.num_gradients += len(block)
         is_reached = np.asarray(((gradient["l2"] > 0) | (gradient["nan"] > 0) | (gradient["inf"] > 0)).any(axis=0))
@@ -103,10 +107,15 @@ def check(view: RunView) -> Result:
 
 
 def _unreached(view: RunView, observed: ObservedParameters) -> list[str]:
-    """Parameters whose gradient was exactly zero whenever it was observed, if they are most of the model."""
+    """Parameters whose gradient was exactly zero whenever it was observed, if they are most of the model.
+
+    The gradients of parameters that no optimizer holds are read at the end of the step. A program that updates them by hand has used and
+    cleared them by then: that they change shows that a gradient reached them.
+    """
     if observed.num_gradients < OBSERVED:
         return []
-    paths = [view.sites[site].path for site, reached in sorted(observed.is_reached.items()) if not reached and site in view.sites]
+    zero = [view.sites[site] for site, reached in sorted(observed.is_reached.items()) if not reached and site in view.sites]
+    paths = [site.path for site in zero if not (site.id in observed.changed and is_unowned(view, site))]
     return paths if len(paths) >= MOST * len(observed.is_reached) else []
 
 

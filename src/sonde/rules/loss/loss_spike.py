@@ -13,8 +13,13 @@ Fix              inspect the samples that are named; clip gradients, so that one
 from functools import partial
 
 from sonde.rules._shared.build_spike_finding import CONSEQUENCES_OF_SPIKES, check_spikes
+from sonde.rules._shared.unowned_parameters import OBSERVED
 from sonde.rules.rule import Rule
 
 RULE = Rule(
-    "loss-spike", partial(check_spikes, rule="loss-spike", what="loss"), page=__doc__, explains=("gradient-spike", *CONSEQUENCES_OF_SPIKES)
+    "loss-spike",
+    partial(check_spikes, rule="loss-spike", what="loss"),
+    page=__doc__,
+    explains=("gradient-spike", *CONSEQUENCES_OF_SPIKES),
+    reductions=(OBSERVED,),
 )

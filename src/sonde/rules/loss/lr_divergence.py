@@ -14,13 +14,15 @@ from math import isfinite
 
 import numpy as np
 
-from sonde.events import Severity
+from sonde.events import OptimizerCreated, Severity
 from sonde.formatting import number
+from sonde.rules._shared.clipping_advice import Clipping
 from sonde.rules._shared.divergence_cause import DIVERGENCE_CAUSE
 from sonde.rules._shared.origin_search_results import NONFINITE_RULES
-from sonde.rules.column_helpers import Bools, first_number, first_where, largest_number
+from sonde.rules.column_helpers import Bools, first_number, largest_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 CLIMB = 10.0  # times the starting loss, on the way to a loss that is not finite: noise stays below
 FAR = 1000.0  # times the starting loss, if it stays finite: errors of growing value estimates stay below
@@ -52,14 +54,17 @@ def check(view: RunView) -> Result:
         if is_thrown
         else f"the loss climbed above {CLIMB:g} times its start, the gradient norm from {number(first_norm)} to {number(largest_norm)}"
     )
-    rate = _first_rate(view)
+    rate, optimizer = _rate_and_optimizer(view, min(steps))
+    at = f" at {optimizer.source}" if optimizer and optimizer.source else ""
+    clipping = view.remember(Clipping.of)
+    lower = f"lower the learning rate (try {number(rate / 10)} and below), or warm it up"
+    if not isfinite(rate):
+        lower = "lower the learning rate by a factor of ten until the loss falls"
     return RULE.finding(
         Severity.CRITICAL,
         min(steps),
-        cause=f"with a learning rate of {number(rate)}{view.call_sites.at('optimizer')} {how}, and {trend.failing}",
-        fix=f"lower the learning rate (try {number(rate / 10)} and below), or warm it up"
-        if isfinite(rate)
-        else "lower the learning rate by a factor of ten until the loss falls",
+        cause=f"with a learning rate of {number(rate)}{at} {how}, and {trend.failing}{clipping.without_effect}",
+        fix=f"{clipping.advice}; then {lower}" if clipping.is_after_update else lower,
         evidence={
             "lr": rate,
             "first_loss": trend.first_level,
@@ -67,7 +72,7 @@ def check(view: RunView) -> Result:
             "first_grad_norm": first_norm,
             "largest_grad_norm": largest_norm,
             **cause.evidence(),
-            **view.call_sites.evidence("optimizer"),
+            **(source_evidence(optimizer.source, optimizer.text) if optimizer else {}),
         },
     )
 
@@ -81,16 +86,22 @@ def _is_high(view: RunView) -> Bools:
     return is_high
 
 
-def _first_rate(view: RunView) -> float:
-    rates = view.steps["lr"]
-    first = first_where(rates > 0)
-    return float(rates[-1 if first is None else first])
+def _rate_and_optimizer(view: RunView, step: int) -> tuple[float, OptimizerCreated | None]:
+    """The largest learning rate up to a step, and the optimizer that was created last before it."""
+    rates, row = view.steps["lr"], int(np.searchsorted(view.step_numbers, step))
+    created = view.events_with_rows(OptimizerCreated)
+    last = max((at for at, _ in created if at <= row), default=None)
+    optimizer = next((event for at, event in created if at == last), None)
+    return largest_number(rates[: row + 1]), optimizer
 
 
 RULE = Rule(
     "lr-divergence",
     check,
     page=__doc__,
-    explains=(*NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter"),
+    explains=(
+        *NONFINITE_RULES, "dead-relu", "loss-plateau", "vanishing-gradient", "exploding-gradient", "unchanged-parameter", "loss-spike",
+        "gradient-spike",
+    ),
     reductions=(DIVERGENCE_CAUSE,),
-)
+)  # fmt: skip

@@ -17,7 +17,7 @@ from statistics import median
 from sonde.events import StepProfile
 from sonde.formatting import number
 from sonde.rules._shared.profiled_steps import last_machine, severity_of, step_profiles, with_gain
-from sonde.rules._shared.read_event_tables import amount
+from sonde.rules._shared.read_event_tables import count
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
@@ -39,7 +39,7 @@ def check(view: RunView) -> Result:
         wanted, gain = loader.num_workers, OVERLAP * share
         advice = "keep the workers from epoch to epoch: DataLoader(..., persistent_workers=True)"
     else:
-        cores = int(amount(last_machine(profiles), "cores")) or 1
+        cores = count(last_machine(profiles), "cores") or 1
         wanted, step_ms = _with_more_workers(loader.num_workers, data_ms, rest_ms, cores, computing_share >= COMPUTES)
         gain = OVERLAP * max(0.0, 1 - step_ms / (data_ms + rest_ms)) * times.training_share
         advice = f"load in parallel: DataLoader(..., num_workers={wanted}, persistent_workers=True)"
@@ -80,7 +80,7 @@ def _with_more_workers(workers: int, data_ms: float, rest_ms: float, cores: int,
     loading_ms = workers * (data_ms + rest_ms) if workers else data_ms
     # Workers that compute need cores, and the training needs one; those that wait do not, but torch warns of more workers than cores.
     most = cores - 1 if workers or computes else max(cores, FEWEST_WORKERS)
-    wanted = min(max(ceil(1.25 * loading_ms / rest_ms), FEWEST_WORKERS), most)
+    wanted = ceil(min(max(1.25 * loading_ms / rest_ms, FEWEST_WORKERS), most))
     return (wanted, max(rest_ms, loading_ms / wanted)) if wanted > workers else (workers, data_ms + rest_ms)
 
 

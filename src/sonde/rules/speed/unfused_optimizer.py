@@ -11,7 +11,7 @@ Fix              pass fused=True to the optimizer.
 
 from sonde.events import OptimizerCreated, Severity
 from sonde.rules._shared.profiled_steps import with_gain
-from sonde.rules._shared.read_event_tables import amount
+from sonde.rules._shared.read_event_tables import amount, count
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 from sonde.run_view.source_lines_of_calls import source_evidence
@@ -31,7 +31,7 @@ def check(view: RunView) -> Result:
     if not times.is_worth(gain):
         return Clear()
     first = optimizers[0]
-    num = sum(int(amount(group, "num_parameters")) for group in first.groups)
+    num = sum(count(group, "num_parameters") for group in first.groups)
     return RULE.finding(
         Severity.INFO,
         times.first_step,

@@ -104,6 +104,60 @@ def test_an_input_that_distinguishes_samples_is_not_taken_for_one_that_does_not(
     assert dict(zip(more, recorded, strict=True)) == {name: expected for name, (_, expected) in more.items()}
 
 
+def compared(tmp_path, model, step, num=3):
+    """`num_inputs`, `num_alike` of some steps; each gets a loss from `step()`."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.DebugSession(sonde.DebugConfig(every=1), to=tmp_path, strict=True):
+        for _ in range(num):
+            optimizer.zero_grad()
+            step().backward()
+            optimizer.step()
+    return {(event.data["num_inputs"], event.data["num_alike"]) for event in Run(tmp_path).events("data")}
+
+
+def test_all_calls_of_a_step_are_compared_since_a_rollout_and_a_decoder_begin_with_one_state(tmp_path):
+    policy = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def rollout():
+        state, total = torch.zeros(6, 2), 0.0  # six environments
+        for _ in range(4):
+            moves = torch.distributions.Categorical(logits=policy(state)).sample()
+            total = total + policy(state).square().mean()
+            state = state + F.one_hot(moves, 2)
+        return total
+
+    cell = nn.GRUCell(1, 4)
+
+    def decode():
+        hidden, total = torch.zeros(5, 4), 0.0  # all samples of the batch are the same, and another one in every call
+        for _ in range(3):
+            hidden = cell(hidden[:, :1], hidden)
+            total = total + (hidden - 1).square().mean()
+        return total
+
+    def zeros():
+        return sum(policy(torch.zeros(6, 2)).square().mean() for _ in range(3))
+
+    assert compared(tmp_path / "rollout", policy, rollout) == {(1, 0)}
+    assert compared(tmp_path / "decoder", cell, decode) == {(2, 0)}
+    assert compared(tmp_path / "micro-batches", policy, zeros) == {(1, 1)}
+
+
+def test_a_constant_input_of_one_model_is_not_excused_by_the_next_model(tmp_path):
+    encoder, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    both = nn.ModuleList([encoder, head])
+    assert compared(tmp_path, both, lambda: head(encoder(torch.ones(6, 4))).square().mean()) == {(1, 1)}
+
+
+def test_the_numbers_of_one_state_are_not_samples_of_a_batch(tmp_path):
+    policy, regression, recommender = nn.Linear(4, 2), nn.Linear(1, 3), nn.Embedding(5, 2)
+    regression.forward = lambda x: F.linear(x[:, None], regression.weight)
+    recommender.forward = lambda users: F.embedding(users, recommender.weight).sum(-1)
+    assert compared(tmp_path / "state", policy, lambda: policy(torch.zeros(4)).sum()) == {(0, 0)}
+    assert compared(tmp_path / "batch", regression, lambda: regression(torch.ones(6)).sum()) == {(1, 1)}
+    assert compared(tmp_path / "users", recommender, lambda: recommender(torch.zeros(6, dtype=torch.int64)).sum()) == {(1, 1)}
+
+
 def test_what_a_model_is_to_give_back_is_an_input_and_no_label(tmp_path):
     """Tokens with a mask beside them: the loss compares with the tokens, and without these nothing would distinguish samples."""
     model = nn.Sequential(nn.Embedding(4, 4))
