@@ -50,7 +50,7 @@ class LoaderFacts:
 class StepFacts:
     """Facts of the step under way, and of what lasts longer."""
 
-    outputs: dict[str, torch.Size] = field(default_factory=dict)  # shapes by path
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes by path
     autocast: str = ""  # its dtype, in the last forward; "" where it was off
     scaler: str = ""  # class of the GradScaler
     num_eval_samples: int = 0
