@@ -413,7 +413,7 @@ class EarlyStoppingUpdated(TypedEvent, kind="early_stopping"):
 class NonFinite(TypedEvent, kind="nonfinite"):
     """A tensor holds NaN or Inf; at most once per step and `what`."""
 
-    what: Annotated[str, "`loss`, `gradient`, `input` or `evaluation` (output of a model without gradients)"]
+    what: Annotated[str, "`loss`, `gradient`, `input`, `evaluation` (output of a model without gradients) or `parameter` (at the end of the run)"]
     where: Annotated[str, "name of the loss scalar, parameter or input; the model for an evaluation"]
     num_elements: Annotated[float | None, "elements of the tensor", OMIT_NONE] = None
     num_nan: Annotated[float | None, "elements that are NaN", OMIT_NONE] = None
@@ -672,6 +672,12 @@ class TextLogged(TypedEvent, kind="log"):
     text: Annotated[str, "the text"]
 
 
+class ChildProcessesEnded(TypedEvent, kind="children"):
+    """A run ends whose process started others; they are not watched. Written where one of them trained, or where nothing was trained."""
+
+    num_steps: Annotated[int, "training steps in forked children, as far as they ended before the run"]
+
+
 class Ended(TypedEvent, kind="end"):
     """Last event of a run that is not killed."""
 
@@ -685,7 +691,7 @@ EVENT_TYPES: tuple[type[TypedEvent], ...] = (
     TransfersMeasured, SchedulerCreated, SchedulerStarted, DataPass, EarlyStoppingUpdated, NonFinite, OriginFound, OriginUnknown,
     SpikeDetected, UpdateSkipped, StaleGradientsUsed, MemoryLimitFound, LeaksInvestigated, MemoryExhausted, FatalSignalReceived,
     FrameworkTrainingStarted, FrameworkEpochStarted, FrameworkTrainingEnded, TrackerConfigured, StepFailed, ModelOutputShape, NotMeasured,
-    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, Ended,
+    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, ChildProcessesEnded, Ended,
 )  # fmt: skip
 _TYPE_OF_KIND = {event_type.KIND: event_type for event_type in EVENT_TYPES}
 

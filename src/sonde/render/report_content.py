@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 from sonde.events import Finding
-from sonde.formatting import counted, layer_name, listing
+from sonde.formatting import counted, layer_name, listing, shorten
 from sonde.report import Report
 
 CONSEQUENCE = "consequence_of"
 SOURCE, SOURCE_TEXT = "source", "source_text"
 SHOWN_ELSEWHERE = frozenset({CONSEQUENCE, SOURCE, SOURCE_TEXT})  # evidence that has its own place in every rendering
+
+MAX_MESSAGE = 200  # characters of an exception
 
 ENDINGS = {
     "finished": "finished",
@@ -25,18 +27,24 @@ def run_sentence(report: Report) -> str:
     of = f" of {models}" if models else ""
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
     sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
-    return f"{report.why_unknown} ({sentence})" if report.why_unknown else sentence
+    why = report.why_unknown or report.why_not_healthy
+    return f"{why} ({sentence})" if why else sentence
 
 
 def ending(report: Report) -> str:
     run = report.run
     if run.ended == "exception":
-        return f"ended by {run.exception}" if run.exception else "ended by an exception"
+        return f"ended by {one_line(run.exception)}" if run.exception else "ended by an exception"
     if run.ended == "exit":
         return f"left with exit code {run.exit_code}" if run.exit_code else "finished"
     if run.signal:
         return f"killed by {run.signal}"
     return ENDINGS.get(run.ended, run.ended)
+
+
+def one_line(text: str) -> str:
+    """A message of several lines in one, shortened: the traceback has all of it."""
+    return shorten(" ".join(text.split()), MAX_MESSAGE)
 
 
 def loss_series(report: Report) -> tuple[list[int], list[float]]:
@@ -57,6 +65,8 @@ def notes(report: Report) -> list[tuple[str, str]]:
         if unobserved:
             reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)
             rows.append((name, f"{listing([row.where or 'the run' for row in unobserved])}: {reasons}"))
+    if report.verdict == "problems" and report.unseen:  # else it is beside the verdict
+        rows.append(("not seen", " ".join(report.unseen)))
     if report.damage:
         rows.append(("damage", listing(list(report.damage), 2)))
     rows += [("cost", _overhead(report)), ("run", str(report.run.path))]
