@@ -413,7 +413,7 @@ class EarlyStoppingUpdated(TypedEvent, kind="early_stopping"):
 class NonFinite(TypedEvent, kind="nonfinite"):
     """A tensor holds NaN or Inf; at most once per step and `what`."""
 
-    what: Annotated[str, "`loss`, `gradient`, `input`, `evaluation` (output of a model without gradients) or `parameter` (at the end of the run)"]
+    what: Annotated[str, "`loss`, `gradient`, `input`, `evaluation` (output without gradients) or `parameter` (at the end of the run)"]
     where: Annotated[str, "name of the loss scalar, parameter or input; the model for an evaluation"]
     num_elements: Annotated[float | None, "elements of the tensor", OMIT_NONE] = None
     num_nan: Annotated[float | None, "elements that are NaN", OMIT_NONE] = None

@@ -27,7 +27,7 @@ def run_sentence(report: Report) -> str:
     of = f" of {models}" if models else ""
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
     sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
-    why = report.why_unknown or report.why_not_healthy
+    why = report.why_unknown or report.why_nothing_found
     return f"{why} ({sentence})" if why else sentence
 
 

@@ -65,7 +65,7 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None, *, lost
         unobserved=_notes(source, "unobserved", "reason"),
         retired=_notes(source, "retired", "error"),
         damage=_damage(source, facts.num_repeated_steps),
-        why_not_healthy=why if verdict == "nothing_found" else "",
+        why_nothing_found=why if verdict == "nothing_found" else "",
         unseen=unseen,
     )
 
@@ -179,7 +179,7 @@ def _verdict(
     why = _why_unknown(facts, unseen, is_nothing_evaluated, run, views)
     if why:
         return "unknown", why
-    why = _why_not_healthy(run, facts, views)
+    why = _why_nothing_found(run, facts, views)
     return ("nothing_found", why) if why else ("healthy", "")
 
 
@@ -206,7 +206,7 @@ def _why_no_training(views: Mapping[int, RunView]) -> str:
     return f"{sentence}."
 
 
-def _why_not_healthy(run: Run, facts: _Facts, views: Mapping[int, RunView]) -> str:
+def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) -> str:
     ended = run.ended
     if ended.how in CRASHES or (ended.how == "exit" and ended.exit_code):
         return "It did not run to its end."

@@ -99,7 +99,7 @@ class Report:
     unobserved: tuple[Unobserved, ...]
     retired: tuple[Unobserved, ...]
     damage: tuple[str, ...]  # bytes that could not be read, steps that could not be written: one sentence each
-    why_not_healthy: str = ""  # empty if the verdict is not "nothing_found"
+    why_nothing_found: str = ""  # empty if the verdict is not "nothing_found"
     unseen: tuple[str, ...] = ()  # what the training had and the run does not show, with which it would not be called healthy
 
     @property
@@ -112,7 +112,7 @@ class Report:
         run = self.run
         end = f"{run.ended}{f' by {run.signal}' if run.signal else ''}"
         lines = [f"{verdict_words(self.verdict)}: {run.name}, {counted(run.num_steps, 'step')}, {end}"]
-        lines += [text for text in (self.why_unknown, self.why_not_healthy) if text]
+        lines += [text for text in (self.why_unknown, self.why_nothing_found) if text]
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
             place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""
@@ -138,7 +138,7 @@ class Report:
             "run": self.run.name,
             "verdict": self.verdict,
             "why_unknown": self.why_unknown,
-            "why_not_healthy": self.why_not_healthy,
+            "why_nothing_found": self.why_nothing_found,
             "unseen": list(self.unseen),
             "findings": [
                 {

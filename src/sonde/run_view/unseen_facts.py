@@ -86,5 +86,5 @@ def _lost(view: RunView) -> Iterator[str]:
     damage = [each for segment in view.process.segments for each in segment.damage]
     if damage:
         num_bytes, size = sum(each.num_bytes for each in damage), sum(segment.size for segment in view.process.segments)
-        of = f"{num_bytes:,} of {size:,} bytes" if num_bytes else "a part"
-        yield f"{of[0].upper()}{of[1:]} of the log of rank {view.rank} could not be read ({damage[0].reason}): copy the run again, or repeat it."
+        part = f"{num_bytes:,} of {size:,} bytes" if num_bytes else "A part"
+        yield f"{part} of the log of rank {view.rank} could not be read ({damage[0].reason}): copy the run again, or repeat it."

@@ -37,7 +37,7 @@ PENDING_BYTES = 8 << 20  # a step that collects more flushes before its end, to 
 UNLINKED_CHECK = 256  # flushes between two checks that the file has not been deleted
 KEPT_BYTES = 8 << 10  # of the first events that could not be written: the first bad numbers and their causes are among them
 ROOM_BYTES = 4 << 10  # freed beside what is written at the end: file systems give out whole blocks
-LAST_WRITES = 64  # whose lengths are known, so that the file can be cut between two of them
+LAST_WRITES = 256  # whose lengths are known, so that the file can be cut between two of them
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 EXACT_KINDS = frozenset({"step", "batch"})  # losses and hashes are stored in double precision
 

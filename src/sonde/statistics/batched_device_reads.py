@@ -44,8 +44,8 @@ class DeferredReads:
 
 
 def fetch_all(requests: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
-    """Read all these numbers, in one transfer per device and class, and pass them to their functions. Returns the requests that cannot be read now:
-    those of a device on which a CUDA graph is being captured, which a transfer would break."""
+    """Read all these numbers, in one transfer per device and class of tensors, and pass them to their functions. Returns the requests that
+    cannot be read now: those of a device on which a CUDA graph is being captured, which a transfer would break."""
     groups: dict[tuple[torch.device, type[Tensor]], list[tuple[Tensor, Use]]] = {}
     for numbers, use in requests:  # the results of a user's class of tensors may fail: they are read apart from the others
         groups.setdefault((numbers.device, type(numbers)), []).append((numbers, use))

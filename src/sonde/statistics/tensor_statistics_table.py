@@ -79,8 +79,8 @@ class StatisticsTable:
             return
         try:
             plain = measurable(tensor)
-            has_memory = not has_own_dispatch(plain)
-            if native_extension.ENABLED and minus is None and has_memory and native_extension.extension.measure_one(self.values, row, plain):
+            is_handled = native_extension.ENABLED and minus is None and not has_own_dispatch(plain)
+            if is_handled and native_extension.extension.measure_one(self.values, row, plain):
                 return  # the tensor is of a subclass, but has ordinary memory
             result = statistics_without_extension.statistics(plain, minus)
         except Exception as error:  # an error in a user's tensor class must not stop the training

@@ -49,8 +49,8 @@ class LossProbe(Probe):
 
     def on_backward_start(self, tensors: Any) -> Incident | None:
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
-            shape = list(tensors.shape) if isinstance(tensors, torch.Tensor) else None
-            self._note_unread("backward started from several tensors" if shape is None else f"backward started from a tensor of shape {shape}")
+            what = f"a tensor of shape {list(tensors.shape)}" if isinstance(tensors, torch.Tensor) else "several tensors"
+            self._note_unread(f"backward started from {what}")
             return None
         state = self._state
         series = self._context.call_sites.loss_series(state.number)

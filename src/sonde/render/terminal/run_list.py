@@ -64,7 +64,8 @@ def _cells(run: ListedRun, dash: str, options: ConsoleOptions) -> tuple[str, ...
         return name, started, dash, dash, dash, dash
     verdict = run.verdict
     mark = MARKS[verdict.verdict][options.ascii_only]
-    return name, started, f"{verdict.num_steps:,}", f"{mark} {verdict_words(verdict.verdict)}", printable(verdict.last_loss) or dash, _finding(verdict)
+    words = f"{mark} {verdict_words(verdict.verdict)}"
+    return name, started, f"{verdict.num_steps:,}", words, printable(verdict.last_loss) or dash, _finding(verdict)
 
 
 def _date(started: float) -> str:

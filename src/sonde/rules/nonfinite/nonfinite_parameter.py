@@ -1,7 +1,7 @@
 """The training leaves weights behind that are NaN or Inf, although every loss was finite.
 
-What it finds    trainable parameters with NaN or Inf at the end of the run: made by the last update, or by code after it, such as averaging,
-                 pruning or normalizing weights.
+What it finds    trainable parameters with NaN or Inf at the end of the run: made by the last update, or by code after it that averages,
+                 prunes or scales weights.
 Why it matters   the model that is saved returns NaN for every input.
 How it knows     all parameters of the watched models are checked when the run ends. No loss shows it, because no step follows.
 Known problems   if a loss was not finite before, its own rule has found the cause, and this one is silent.
