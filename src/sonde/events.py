@@ -390,6 +390,7 @@ class DataPass(TypedEvent, kind="pass"):
     round_index: Annotated[int | None, "current round, from 0", Key("at"), OMIT_NONE] = None
     loop_line: Annotated[str | None, "line of that loop", Key("loop"), OMIT_NONE] = None
     break_lines: Annotated[Sequence[str] | None, "lines of its `break` statements, at most 4", Key("breaks"), OMIT_NONE] = None
+    description: Annotated[Row | None, "first pass of a loader: the data of a `source` event of the call `loader`", OMIT_NONE] = None
 
 
 class EarlyStoppingUpdated(TypedEvent, kind="early_stopping"):
@@ -522,7 +523,7 @@ class MemoryLimitFound(TypedEvent, kind="memory_limit"):
 class LeaksInvestigated(TypedEvent, kind="leaks"):
     """Memory or the number of live autograd graphs grows, and the tensors that stay alive are counted for some steps."""
 
-    leaks: Annotated[Sequence[Row], "holder, cause, fix, num_bytes, num_tensors, num_nodes, per_step_bytes; at most 3"]
+    leaks: Annotated[Sequence[Row], "holder, cause, fix, num_bytes, num_tensors, num_nodes, per_step_bytes, line, text; at most 3"]
     num_steps: Annotated[int, "steps of the investigation"]
     search_ms: Annotated[float, "its duration", Key("look_ms")]
 

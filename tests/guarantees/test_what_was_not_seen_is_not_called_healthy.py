@@ -7,12 +7,14 @@ from textwrap import dedent
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import fork_server
 import sonde
-from torch import nn
-from torch.utils._pytree import tree_map_only
 
 pytestmark = pytest.mark.torch
 

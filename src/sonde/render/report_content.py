@@ -1,6 +1,6 @@
 """What every rendering of a report shows: one sentence on the run, its curves, its notes, and the findings grouped by root cause."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sonde.events import Finding
 from sonde.formatting import counted, layer_name, listing, shorten
@@ -110,18 +110,26 @@ def evidence(finding: Finding) -> dict[str, float | str]:
 
 
 def _models_and_optimizers(report: Report) -> str:
-    models = [f"{model.get('class', 'model')} ({_parameter_count(model.get('num_parameters'))})" for model in report.run.models]
+    models = [f"{model.get('class', 'model')} ({_parameter_count(model)})" for model in report.run.models]
     optimizers = [str(optimizer.get("class", "optimizer")) for optimizer in report.run.optimizers]
     return " with ".join(part for part in (listing(models), listing(optimizers)) if part)
 
 
-def _parameter_count(num_parameters: object) -> str:
+def _parameter_count(model: Mapping[str, object]) -> str:
+    """Of all parameters; those without gradients, such as an average of the others, are counted apart."""
+    num_parameters, num_trainable = model.get("num_parameters"), model.get("num_trainable")
     if not isinstance(num_parameters, int):
         return "parameters unknown"
-    if num_parameters < 10_000:
-        return counted(num_parameters, "parameter")
-    scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num_parameters >= s)
-    return f"{num_parameters / scale:.3g}{unit} parameters"
+    if isinstance(num_trainable, int) and 0 < num_trainable < num_parameters:
+        return f"{_amount(num_trainable)} parameters and {_amount(num_parameters - num_trainable)} without gradients"
+    return f"{_amount(num_parameters)} parameter{'s' * (num_parameters != 1)}"
+
+
+def _amount(num: int) -> str:
+    if num < 10_000:
+        return f"{num:,}"
+    scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num >= s)
+    return f"{num / scale:.3g}{unit}"
 
 
 def _overhead(report: Report) -> str:

@@ -113,6 +113,7 @@ class Report:
         end = f"{run.ended}{f' by {run.signal}' if run.signal else ''}"
         lines = [f"{verdict_words(self.verdict)}: {run.name}, {counted(run.num_steps, 'step')}, {end}"]
         lines += [text for text in (self.why_unknown, self.why_nothing_found) if text]
+        lines += [f"{word}: {sentence}" for word, sentence in run.summary if word == "stopped"]
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
             place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""

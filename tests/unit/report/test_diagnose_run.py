@@ -265,7 +265,7 @@ def test_a_disabled_probe_makes_the_verdict_unknown(tmp_path):
 
 def test_steps_of_forked_children_make_the_verdict_unknown(tmp_path):
     report = diagnose(write(tmp_path / "run", training(), late=[Event("children", 100, {"num_steps": 60})]))
-    assert report.why_unknown.startswith("60 training steps ran in forked child processes. Child processes are not watched: call sonde.watch(")
+    assert report.why_unknown.startswith("60 training steps ran in forked child processes. Child processes are not watched: call sonde.")
 
 
 def test_no_training_beside_child_processes_says_how_to_watch_them(tmp_path):
