@@ -203,7 +203,7 @@ class DebugSession:
             name, parameter = list(named.items())[bad]
             found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
             event = NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
-            self._recorder.emit(event, tracker.boundaries.number)
+            self._recorder.emit(event, max(tracker.boundaries.number - 1, 0))
 
     def _record_children(self, tracker: StepTracker) -> None:
         num_steps = self._recorder.writer.num_steps_of_children
