@@ -281,9 +281,11 @@ class Writer:
     def _make_room(self) -> None:
         """Cut the last writes off the file, so that the gap, the events and the end of the run fit into a full disk."""
         self._sites_missing = True  # some of them may be among what is cut off
-        num_needed = sum(map(len, self._recovery())) + ROOM_BYTES
+        most = os.fstat(self._fd).st_size // 2  # the first half shows how the training began
+        while (num_needed := sum(map(len, self._recovery())) + ROOM_BYTES) > most and len(self._kept_events) > 1:
+            self._kept_events.pop(-2)  # the last one is the end of the run
         num_bytes = 0
-        while self._last_writes and num_bytes < num_needed:
+        while self._last_writes and num_bytes < num_needed and num_bytes + self._last_writes[-1][0] <= most:
             length, num_records, last = self._last_writes.pop()
             num_bytes += length
             self._count_dropped(num_records, _step_of(last), self._gap.reason if self._gap else "")
