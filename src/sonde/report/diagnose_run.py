@@ -194,6 +194,8 @@ def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: boo
         return "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
     if unseen:
         return " ".join(unseen[:MAX_UNSEEN])
+    if not len(facts.loss[0]) and not _has_statistics(views):
+        return f"Parameters changed, but neither a loss nor their statistics were seen{_mode(views)}."
     return "No rule had enough to judge by." if is_nothing_evaluated else ""
 
 
@@ -210,12 +212,20 @@ def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) ->
     ended = run.ended
     if ended.how in CRASHES or (ended.how == "exit" and ended.exit_code):
         return "It did not run to its end."
-    failing = next((text for view in views.values() if (text := view.loss_trend.failing)), "")
+    trends = [view.loss_trend for view in views.values() if not view.loss_trend.has_fallen_at_times]
+    failing = next((text for trend in trends if (text := trend.failing)), "")
     if failing:
         return f"{failing[0].upper()}{failing[1:]}."
-    if not any(kind in view.layer_kinds for view in views.values() for kind in (Kind.PARAMETER, Kind.GRADIENT)):
-        return "Neither parameters nor gradients were measured, as the settings ask."
-    return ""
+    return "" if _has_statistics(views) else f"Neither parameters nor gradients were measured{_mode(views)}."
+
+
+def _has_statistics(views: Mapping[int, RunView]) -> bool:
+    return any(kind in view.layer_kinds for view in views.values() for kind in (Kind.PARAMETER, Kind.GRADIENT))
+
+
+def _mode(views: Mapping[int, RunView]) -> str:
+    modes = {event.mode for view in views.values() for event in view.events(Started)} - {"full_debug"}
+    return f" in the mode {min(modes)!r}" if modes else ""
 
 
 def _run_facts(run: Run, facts: _Facts, views: dict[int, RunView], findings: Sequence[Finding]) -> RunFacts:

@@ -297,10 +297,15 @@ def test_a_loss_that_did_not_move_is_not_called_healthy(tmp_path):
     assert report.why_nothing_found == "The loss did not fall (5 at first, 5 at the end)."
 
 
+def test_a_loss_that_falls_again_in_a_second_phase_has_moved(tmp_path):
+    steps = training(200, loss=lambda step: falling(step) if step < 100 else falling(step - 100) + 2.2)
+    assert diagnose(write(tmp_path / "run", steps), rules=(SILENT,)).verdict == "healthy"
+
+
 def test_a_mode_without_statistics_is_not_called_healthy(tmp_path):
     report = diagnose(write(tmp_path / "run", training(observed=lambda step: False)))
     assert (report.verdict, report.why_nothing_found) == (
-        "nothing_found", "Neither parameters nor gradients were measured, as the settings ask.",
+        "nothing_found", "Neither parameters nor gradients were measured.",
     )  # fmt: skip
 
 
