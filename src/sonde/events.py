@@ -418,6 +418,7 @@ class DataPass(TypedEvent, kind="pass"):
     round_index: Annotated[int | None, "current round, from 0", Key("at"), OMIT_NONE] = None
     loop_line: Annotated[str | None, "line of that loop", Key("loop"), OMIT_NONE] = None
     break_lines: Annotated[Sequence[str] | None, "lines of its `break` statements, at most 4", Key("breaks"), OMIT_NONE] = None
+    description: Annotated[Row | None, "first pass of a loader: the data of a `source` event of the call `loader`", OMIT_NONE] = None
 
 
 class EarlyStoppingUpdated(TypedEvent, kind="early_stopping"):
@@ -441,7 +442,7 @@ class EarlyStoppingUpdated(TypedEvent, kind="early_stopping"):
 class NonFinite(TypedEvent, kind="nonfinite"):
     """A tensor holds NaN or Inf; at most once per step and `what`."""
 
-    what: Annotated[str, "`loss`, `gradient`, `input` or `evaluation` (output of a model without gradients)"]
+    what: Annotated[str, "`loss`, `gradient`, `input`, `evaluation` (output without gradients) or `parameter` (at the end of the run)"]
     where: Annotated[str, "name of the loss scalar, parameter or input; the model for an evaluation"]
     num_elements: Annotated[float | None, "elements of the tensor", OMIT_NONE] = None
     num_nan: Annotated[float | None, "elements that are NaN", OMIT_NONE] = None
@@ -550,7 +551,7 @@ class MemoryLimitFound(TypedEvent, kind="memory_limit"):
 class LeaksInvestigated(TypedEvent, kind="leaks"):
     """Memory or the number of live autograd graphs grows, and the tensors that stay alive are counted for some steps."""
 
-    leaks: Annotated[Sequence[Row], "holder, cause, fix, num_bytes, num_tensors, num_nodes, per_step_bytes; at most 3"]
+    leaks: Annotated[Sequence[Row], "holder, cause, fix, num_bytes, num_tensors, num_nodes, per_step_bytes, line, text; at most 3"]
     num_steps: Annotated[int, "steps of the investigation"]
     search_ms: Annotated[float, "its duration", Key("look_ms")]
 
@@ -707,6 +708,12 @@ class TextLogged(TypedEvent, kind="log"):
     text: Annotated[str, "the text"]
 
 
+class ChildProcessesEnded(TypedEvent, kind="children"):
+    """A run ends whose process started others; they are not watched. Written where one of them trained, or where nothing was trained."""
+
+    num_steps: Annotated[int, "training steps in forked children, as far as they ended before the run"]
+
+
 class Ended(TypedEvent, kind="end"):
     """Last event of a run that is not killed."""
 
@@ -723,8 +730,8 @@ EVENT_TYPES: tuple[type[TypedEvent], ...] = (
     TransfersMeasured, SchedulerCreated, SchedulerStarted, DataPass, EarlyStoppingUpdated, NonFinite, OriginFound, OriginUnknown,
     SpikeDetected, UpdateSkipped, StaleGradientsUsed, MemoryLimitFound, LeaksInvestigated, MemoryExhausted, FatalSignalReceived,
     FrameworkTrainingStarted, FrameworkEpochStarted, FrameworkTrainingEnded, TrackerConfigured, StepFailed, ModelOutputShape, NotMeasured,
-    RecordedWithTool,
-    ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, Ended,
+    RecordedWithTool, ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, ChildProcessesEnded,
+    Ended,
 )  # fmt: skip
 _TYPE_OF_KIND = {event_type.KIND: event_type for event_type in EVENT_TYPES}
 

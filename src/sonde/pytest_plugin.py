@@ -126,7 +126,7 @@ class _Training:
         reasons = [one.reason for one in report.not_evaluated if one.rule == RULE]
         notes = [reason for reason in reasons if reason.startswith("times")]
         self.config.stash[_NOTES].extend(notes)
-        if report.verdict != "healthy":
+        if report.exit_code:  # problems, or unknown
             self._fail(self._format(report) + f"\nIf this change is intended: pytest --sonde-update {self.node_id!r}")
         if len(reasons) > len(notes):
             self._fail(f"this training cannot be compared with {self.path.name}: {reasons[0]}.")
@@ -138,7 +138,7 @@ class _Training:
         from sonde.report import diagnose
 
         report = diagnose(run, self.rules)
-        if report.verdict != "healthy":
+        if report.exit_code:
             self._fail(f"a training that is not healthy cannot be a baseline.\n{self._format(report)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,14 +51,26 @@ from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
-from sonde.events import STEP_SCALARS, Ended, NotMeasured, ProbeDisabled, RecordedWithTool, Started, TextLogged, TypedEvent
+from sonde.events import (
+    STEP_SCALARS,
+    ChildProcessesEnded,
+    Ended,
+    NonFinite,
+    NotMeasured,
+    ProbeDisabled,
+    RecordedWithTool,
+    Started,
+    TextLogged,
+    TypedEvent,
+)  # fmt: skip
 from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.script_runner import run_to_end, script_environment
-from sonde.statistics import native_extension
+from sonde.statistics import native_extension, reductions
 from sonde.statistics.private_torch_api import is_compiled
+from sonde.statistics.tensor_statistics_table import measure_columns
 from sonde.tools_of_session import SessionTool, SessionTools
 
 if TYPE_CHECKING:
@@ -66,6 +78,7 @@ if TYPE_CHECKING:
     from sonde.report import Report
 
 OPERATIONS = "operations"  # folder in the run's directory
+TRAINING_CHILD_S = 1.0  # processor time of child processes that have ended: importing torch takes as long
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
 MAX_REFUSED = 100  # names whose values are not recorded: a program may make names without end
@@ -146,6 +159,7 @@ class DebugSession:
         )  # fmt: skip
         self._registry.connect(tracker)
         tracker.on_models_changed = self._attach_tools
+        self._cpu_of_children_s = _cpu_of_children_s()
         self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
@@ -199,6 +213,8 @@ class DebugSession:
                 stack.callback(self._write_records, tracker.boundaries.number)
                 stack.callback(self._registry.close)
                 stack.callback(self.tools.close)
+                stack.callback(self._record_children, tracker)
+                stack.callback(self._record_nonfinite_parameters, tracker)
                 stack.callback(self._discovery.stop)
                 stack.callback(torch_patches.unsubscribe, tracker)
                 stack.callback(tracker.pause)
@@ -218,6 +234,24 @@ class DebugSession:
             num_incidents=tracker.num_incidents, incidents_ms=tracker.incidents_ns / 1e6,
         )  # fmt: skip
         self._recorder.emit(ended, tracker.boundaries.number)
+
+    def _record_nonfinite_parameters(self, tracker: StepTracker) -> None:
+        """The weights that the training leaves behind: the update of the last step, or what came after it, may have made them NaN."""
+        if not tracker.boundaries.number:
+            return
+        named = {name: p for watched in self._registry for name, p in watched.parameters() if p.requires_grad}
+        _, bad = reductions.check_finite(list(named.values()))
+        if bad >= 0:
+            name, parameter = list(named.items())[bad]
+            found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
+            event = NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
+            self._recorder.emit(event, max(tracker.boundaries.number - 1, 0))
+
+    def _record_children(self, tracker: StepTracker) -> None:
+        num_steps = self._recorder.writer.num_steps_of_children
+        may_have_trained = not tracker.boundaries.number and _cpu_of_children_s() - self._cpu_of_children_s >= TRAINING_CHILD_S
+        if num_steps or may_have_trained:
+            self._recorder.emit(ChildProcessesEnded(num_steps=num_steps), tracker.boundaries.number)
 
     def record_exception(self, error: BaseException | None) -> None:
         """The training ends with this error: where memory ran out, what had filled it is recorded in the run."""
@@ -352,7 +386,7 @@ class DebugSession:
         if self._tracker is not None:
             self._write_records(self._tracker.boundaries.number)
             self._recorder.flush()
-        report = sonde.diagnose(self.run)
+        report = sonde.diagnose(self.run, lost=self.describe_lost_records())
         return replace(report, records=self.tools.records()) if self.tools.has_any else report  # they may record more after the end
 
     def _write_records(self, step: int) -> None:
@@ -585,6 +619,12 @@ def run_script(
         if strict:
             raise
     return ScriptRun(session.run, result.exit_code, error, session.describe_lost_records())
+
+
+def _cpu_of_children_s() -> float:
+    """Processor time of the child processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _script_name() -> str:

@@ -204,7 +204,8 @@ def test_r24_a_step_that_is_compiled_as_a_whole_compiles_as_without_sonde_and_is
     assert train(tmp_path / "run") == train(None)
     run = sonde.Run(tmp_path / "run")
     assert run.last_step == (4 if optimizer_in else 7)  # an update that is compiled is known by what it moves, after some patience
-    assert sonde.diagnose(run).verdict == "healthy"
+    # Parameters are measured around an update; where that is compiled, Sonde does not call the training healthy.
+    assert sonde.diagnose(run).verdict == ("nothing_found" if optimizer_in else "healthy")
 
 
 # -- R25 -------------------------------------------------------------------------------------------

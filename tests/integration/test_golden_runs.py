@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 TIMED_EVENTS = ("xray", "transfers", "memory", "leaks", "start")  # when they come, or what they say, depends on the machine
 NOT_COMPARED = ("_ms", "_mb", "_ns", "num_bytes")  # ends of names; num_bytes is the memory of the machine
-ADDED: frozenset[str] = frozenset()  # kinds of frames, kinds of events and scalars that version 0.1.0 did not have
+ADDED: frozenset[str] = frozenset({"description"})  # kinds of frames, events, their fields and scalars that version 0.1.0 did not have
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def scalars(run: sonde.Run) -> list[str]:
 def plain(value: Any) -> Any:
     """Events as they are compared: without times, numbers rounded by `approx` below."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items() if not key.endswith(NOT_COMPARED)}
+        return {key: plain(item) for key, item in value.items() if not key.endswith(NOT_COMPARED) and key not in ADDED}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

@@ -74,6 +74,18 @@ DIFFERENT = {
 }
 
 
+LOST = ("damaged__cut_middle__", "damaged__flip__", "damaged__gap__")  # records of these logs are lost …
+LOSS_UNREAD = ("transfers__",)  # … and the losses of these were on a device that could not be read: "nothing found" says nothing there
+FOREIGN_FILE = "damaged__foreign_file__nonfinite__healthy_unseen__g03_scaler_warm_up"  # beside the log of another rank
+NOTHING_FOUND = {  # no finding, but these crashed or were killed (one: the loss did not fall), which the former code called healthy
+    "damaged__keep_first__broken__memory_growth__hooked_autoencoder", "damaged__keep_first__broken__scheduler_too_rarely__cnn",
+    "damaged__truncate__broken__graph_leak__gru", "damaged__truncate__healthy__k50_torch_compile", "end_exit__dead_relu",
+    "end_exit__memory_growth", "end_exit__scheduler_too_often", "end_interrupt__scheduler_too_often", "end_kill2__gradient_spike",
+    "end_kill__dead_relu", "end_kill__loss_spike", "end_raise__loss_spike", "end_raise__memory_growth", "end_term__dead_relu",
+    "end_term__memory_growth", "end_term__scheduler_too_often", "killed_at_once", "killed_second",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
@@ -90,8 +102,14 @@ def findings(report: Report) -> list[list[object]]:
 def test_a_log_gets_the_findings_of_the_former_rules_in_the_same_order(name: str, runs: Path) -> None:
     report, expected = diagnose(runs / name, rules=COMPARED), EXPECTED[name]
     assert findings(report) == expected["findings"]
-    assert sorted(rule.rule for rule in report.not_evaluated) == expected["not_evaluated"]
-    assert report.verdict == expected["verdict"]
+    not_evaluated = {rule.rule for rule in report.not_evaluated}
+    if name.startswith(LOST + LOSS_UNREAD):
+        assert not_evaluated > set(expected["not_evaluated"])
+    else:
+        assert sorted(not_evaluated) == expected["not_evaluated"]
+    is_unseen = name.startswith(LOST + LOSS_UNREAD) or name == FOREIGN_FILE
+    quiet = "unknown" if is_unseen else "nothing_found" if name in NOTHING_FOUND else "healthy"
+    assert report.verdict == (quiet if expected["verdict"] == "healthy" else expected["verdict"])
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

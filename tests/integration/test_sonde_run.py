@@ -157,7 +157,9 @@ def test_what_a_full_disk_has_cost_is_said_with_the_verdict(forked_sonde, script
     result = forked_sonde("run", "--every", "1", script(FULL.format(kib=16) + BROKEN))
     assert result.returncode == 0
     assert "arguments []" in result.stdout
-    assert re.search(r"sonde: \d+ records of this run, from step \d+ on, could not be written \(.*File too large", result.stderr)
+    said = " ".join(result.stderr.split())
+    assert re.search(r"\d+ records of steps \d+ to \d+ could not be written: \[Errno 27\] File too large", said)
+    assert "healthy" not in said
 
 
 def test_a_run_that_is_removed_while_the_script_runs_is_not_said_to_be_kept(forked_sonde, script):

@@ -91,6 +91,16 @@ def plan_handlers(probes: Sequence[Probe], *, is_observed: bool) -> SimpleNamesp
     })  # fmt: skip
 
 
+class StepsOfForkedChild(TrainingCallbacks):
+    """Counts the optimizer steps of a forked child, of which the run holds nothing else."""
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        self._count = count
+
+    def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
+        self._count()
+
+
 class StepTracker(TrainingCallbacks):
     """One watched training. `concerns` says whether an optimizer is part of it; `make_handlers` creates the incident handlers, at the first
     incident; `more_probes` are called after those of this package."""
@@ -101,6 +111,7 @@ class StepTracker(TrainingCallbacks):
         more_probes: Callable[[ProbeContext], Sequence[Probe]] = lambda context: (),
     ) -> None:  # fmt: skip
         self.is_paused = False
+        self.stand_in_for_forks = StepsOfForkedChild(recorder.writer.count_step_of_child)
         self.recorder, self.models, self.isolation = recorder, models, isolation
         self.boundaries, self.gradients, self.buffer = StepBoundaries(), GradientState(), ReplayBuffer()
         self.state = CurrentStep(recorder.scalars)

@@ -3,6 +3,8 @@
 `patches.subscribe` is the way to subscribe: it also puts the patches in that call the subscribers.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ class TrainingCallbacks:
 
     is_called_in_forks = False
     """Whether a forked child calls it too. A session belongs to the process that opened it; a tool that must end the script does not."""
+
+    stand_in_for_forks: TrainingCallbacks | None = None
+    """Called in its place in a forked child of the user."""
 
     def on_loader_start(self, loader: Any) -> None:
         """A DataLoader begins a pass over its data."""
@@ -136,10 +141,17 @@ def suspended() -> Iterator[None]:
 
 
 def _keep_in_child() -> None:
-    """A forked child has only the subscribers that ask for it."""
+    """A forked child has only the subscribers that ask for it, and stand-ins."""
+    global _subscribers
+    in_child = [each if each.is_called_in_forks else each.stand_in_for_forks for each in _subscribers]
+    _subscribers = tuple(each for each in in_child if each is not None)
+    _suspended_threads.clear()
+
+
+def remove_stand_ins() -> None:
+    """In a child that is not the user's."""
     global _subscribers
     _subscribers = tuple(each for each in _subscribers if each.is_called_in_forks)
-    _suspended_threads.clear()
 
 
 os.register_at_fork(after_in_child=_keep_in_child)

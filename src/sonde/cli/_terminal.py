@@ -35,8 +35,8 @@ def open_terminal(*, stderr: bool = False, is_wide: bool = False) -> Terminal:
     return Terminal(stream, widest=sys.maxsize if is_wide else WIDEST)
 
 
-def diagnose_with_progress(path: Path) -> Report:
-    """Judge a run and cache its verdict. On a terminal, a line on stderr says what is done after two seconds."""
+def diagnose_with_progress(path: Path, *, lost: str = "") -> Report:
+    """Judge a run and cache its verdict. On a terminal, a line on stderr says what is done after two seconds. `lost`: as for `diagnose`."""
     from sonde.report import diagnose
     from sonde.report.verdict_cache import write_verdict
     from sonde.runlog.run_reader import Run
@@ -44,8 +44,9 @@ def diagnose_with_progress(path: Path) -> Report:
     with progress_line("reading the log") as show:
         run = Run(path)
         show(f"judging {run.last_step + 1:,} steps")
-        report = diagnose(run)
-    write_verdict(run, report)
+        report = diagnose(run, lost=lost)
+    if not lost:  # a later reading does not know of it
+        write_verdict(run, report)
     return report
 
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 @click.option("--against", metavar="BASELINE", help="Compare the run with a baseline too (see: sonde baseline).")
 @click.option("--within", type=float, metavar="SHARE", help="Difference from the baseline that is accepted.  [default: 0.1]")
 @click.option("--check", is_flag=True, help="Exit with 3 if the verdict is unknown, for use in CI.")
+@click.option("-v", "--verbose", is_flag=True, help="List the rules that were not evaluated, with the reasons.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow, one per line for each judgement.")
-def diagnose(run: str | None, follow: bool, against: str | None, within: float | None, check: bool, as_json: bool) -> None:
+def diagnose(run: str | None, follow: bool, against: str | None, within: float | None, check: bool, verbose: bool, as_json: bool) -> None:
     """Show what is wrong with a run, and why.
 
     With --follow, each finding is printed once, when it appears, and the verdict when the run has ended. The run is judged again when its
@@ -34,7 +35,7 @@ def diagnose(run: str | None, follow: bool, against: str | None, within: float |
               sonde diagnose --against baseline.json
               sonde diagnose --follow
 
-    Exit code 0: no problems. 1: problems. With --check also 3: unknown, nothing could be judged.
+    Exit code 0: no problems. 1: problems. 2: wrong usage. With --check also 3: unknown, too little was seen to judge.
     """
     path = run_path(run)
     if against is None and within is not None:
@@ -42,20 +43,20 @@ def diagnose(run: str | None, follow: bool, against: str | None, within: float |
     if against is not None and follow:
         raise SondeError("--follow and --against cannot be combined: compare with the baseline when the run has ended.")
     if follow:
-        report = _follow(path, as_json=as_json)
+        report = _follow(path, as_json=as_json, verbose=verbose)
     else:
         report = diagnose_with_progress(path) if against is None else _report_against(path, against, within)
-        _print(report, as_json=as_json)
+        _print(report, as_json=as_json, verbose=verbose)
     raise SystemExit(report.exit_code if check else int(report.verdict == "problems"))
 
 
-def _print(report: Report, *, as_json: bool) -> None:
+def _print(report: Report, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         click.echo(report.to_json())
     else:
         from sonde.render.terminal.report_terminal import TerminalReport
 
-        open_terminal().print(TerminalReport(report))
+        open_terminal().print(TerminalReport(report, is_verbose=verbose))
 
 
 def _report_against(path: Path, against: str, within: float | None) -> Report:
@@ -65,7 +66,7 @@ def _report_against(path: Path, against: str, within: float | None) -> Report:
     return check_against_baseline(path, load(against), tolerance=TOLERANCE if within is None else within)
 
 
-def _follow(path: Path, *, as_json: bool) -> Report:
+def _follow(path: Path, *, as_json: bool, verbose: bool) -> Report:
     from sonde.render.report_content import ending, in_place
     from sonde.render.terminal.print_to_terminal import line
     from sonde.render.terminal.report_terminal import TerminalFindings, TerminalReport
@@ -88,5 +89,5 @@ def _follow(path: Path, *, as_json: bool) -> Report:
     if not as_json:
         terminal.print(line())
         terminal.print(line((f"the run has ended at step {report.run.last_step:,}: {ending(report)}", "bold")))
-        terminal.print(TerminalReport(report, has_findings=False))
+        terminal.print(TerminalReport(report, has_findings=False, is_verbose=verbose))
     return report

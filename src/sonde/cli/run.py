@@ -58,7 +58,7 @@ def run(
               sonde run --every 1 --to runs/base train.py
               sonde run --preset production --switch memory_usage train.py
 
-    Exit code: that of the script. With --check, if the script succeeds: 0 healthy, 1 problems, 3 unknown.
+    Exit code: that of the script. With --check, if the script succeeds: 0 healthy or nothing found, 1 problems, 3 unknown.
     """
     from sonde.config import SWITCH_SETTINGS, load_config, setting_from_text
     from sonde.runlog.switch_file import parse_switch_words
@@ -91,7 +91,7 @@ def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | Non
         from sonde.cli._terminal import diagnose_with_progress, open_terminal
         from sonde.render.terminal.report_terminal import TerminalReport
 
-        report = diagnose_with_progress(path)
+        report = diagnose_with_progress(path, lost=lost)
         if not quiet and (report.run.num_steps or report.findings):
             open_terminal(stderr=True).print(TerminalReport(report))
         elif not quiet and not lost:  # not a training: one line is enough

@@ -1,6 +1,7 @@
 """Memory grows: for a few steps the tensors that stay alive are followed, then their holders are named. It costs these steps some
 milliseconds each."""
 
+import sys
 from dataclasses import replace
 from time import perf_counter_ns
 
@@ -12,6 +13,7 @@ from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.events import LeaksInvestigated
 from sonde.incidents import HandlerContext
 from sonde.leaks.leak_detector import LeakDetector
+from sonde.leaks.storing_line import find_storing_line
 
 NUM_STEPS = 14  # that are followed: a few more than a trend needs
 MAX_LEAKS = 3  # in the answer
@@ -71,12 +73,13 @@ class LeakInvestigation(TrainingCallbacks):
     def _answer(self, began: int) -> None:
         since = self._step + 1  # the detector counts from where it began
         found = [replace(leak, first_step=leak.first_step + since, last_step=leak.last_step + since) for leak in self._detector.leaks()]
+        lines = [find_storing_line(leak.chain.links[0], sys._getframe()) for leak in found[:MAX_LEAKS]]
         leaks = [
             {
                 "holder": leak.holder, "cause": leak.cause, "fix": leak.fix, "num_bytes": leak.num_bytes, "num_tensors": leak.num_tensors,
-                "num_nodes": leak.num_nodes, "per_step_bytes": leak.per_step_bytes,
+                "num_nodes": leak.num_nodes, "per_step_bytes": leak.per_step_bytes, "line": line, "text": text,
             }
-            for leak in found[:MAX_LEAKS]
+            for leak, (line, text) in zip(found, lines)
         ]  # fmt: skip
         search_ms = round((self._own_ns + perf_counter_ns() - began) / 1e6, 3)
         self._context.tracker.recorder.emit(LeaksInvestigated(leaks=leaks, num_steps=NUM_STEPS, search_ms=search_ms), self._step)

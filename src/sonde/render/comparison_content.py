@@ -12,6 +12,7 @@ from sonde.events import Finding
 from sonde.formatting import DASH, counted, listing, milliseconds, number, rate, si_number
 from sonde.render.report_content import ending, in_place
 from sonde.report import Report
+from sonde.report.report_types import verdict_words
 
 ComparisonRow = tuple[str, str, str, str]
 TOO_FEW = "too few steps to compare"
@@ -37,7 +38,7 @@ def comparison_tables(comparison: RunComparison) -> list[ComparisonTable]:
     a, b, settings = comparison.a, comparison.b, comparison.settings
     runs = (
         ("run", a.run.name, b.run.name, ""), ("steps", f"{a.run.num_steps:,}", f"{b.run.num_steps:,}", ""),
-        ("ended", ending(a), ending(b), ""), ("verdict", a.verdict, b.verdict, ""),
+        ("ended", ending(a), ending(b), ""), ("verdict", verdict_words(a.verdict), verdict_words(b.verdict), ""),
     )  # fmt: skip
     found = [
         ComparisonTable("Runs", runs),

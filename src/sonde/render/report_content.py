@@ -1,14 +1,16 @@
 """What every rendering of a report shows: one sentence on the run, its curves, its notes, and the findings grouped by root cause."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sonde.events import Finding
-from sonde.formatting import counted, layer_name, listing
+from sonde.formatting import counted, layer_name, listing, shorten
 from sonde.report import Report
 
 CONSEQUENCE = "consequence_of"
 SOURCE, SOURCE_TEXT = "source", "source_text"
 SHOWN_ELSEWHERE = frozenset({CONSEQUENCE, SOURCE, SOURCE_TEXT})  # evidence that has its own place in every rendering
+
+MAX_MESSAGE = 200  # characters of an exception
 
 ENDINGS = {
     "finished": "finished",
@@ -25,18 +27,24 @@ def run_sentence(report: Report) -> str:
     of = f" of {models}" if models else ""
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
     sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
-    return f"{report.why_unknown} ({sentence})" if report.why_unknown else sentence
+    why = report.why_unknown or report.why_nothing_found
+    return f"{why} ({sentence})" if why else sentence
 
 
 def ending(report: Report) -> str:
     run = report.run
     if run.ended == "exception":
-        return f"ended by {run.exception}" if run.exception else "ended by an exception"
+        return f"ended by {one_line(run.exception)}" if run.exception else "ended by an exception"
     if run.ended == "exit":
         return f"left with exit code {run.exit_code}" if run.exit_code else "finished"
     if run.signal:
         return f"killed by {run.signal}"
     return ENDINGS.get(run.ended, run.ended)
+
+
+def one_line(text: str) -> str:
+    """A message of several lines in one, shortened: the traceback has all of it."""
+    return shorten(" ".join(text.split()), MAX_MESSAGE)
 
 
 def loss_series(report: Report) -> tuple[list[int], list[float]]:
@@ -58,6 +66,8 @@ def notes(report: Report) -> list[tuple[str, str]]:
         if unobserved:
             reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)
             rows.append((name, f"{listing([row.where or 'the run' for row in unobserved])}: {reasons}"))
+    if report.verdict == "problems" and report.unseen:  # else it is beside the verdict
+        rows.append(("not seen", " ".join(report.unseen)))
     if report.damage:
         rows.append(("damage", listing(list(report.damage), 2)))
     rows += [("cost", _overhead(report)), ("run", str(report.run.path))]
@@ -101,18 +111,26 @@ def evidence(finding: Finding) -> dict[str, float | str]:
 
 
 def _models_and_optimizers(report: Report) -> str:
-    models = [f"{model.get('class', 'model')} ({_parameter_count(model.get('num_parameters'))})" for model in report.run.models]
+    models = [f"{model.get('class', 'model')} ({_parameter_count(model)})" for model in report.run.models]
     optimizers = [str(optimizer.get("class", "optimizer")) for optimizer in report.run.optimizers]
     return " with ".join(part for part in (listing(models), listing(optimizers)) if part)
 
 
-def _parameter_count(num_parameters: object) -> str:
+def _parameter_count(model: Mapping[str, object]) -> str:
+    """Of all parameters; those without gradients, such as an average of the others, are counted apart."""
+    num_parameters, num_trainable = model.get("num_parameters"), model.get("num_trainable")
     if not isinstance(num_parameters, int):
         return "parameters unknown"
-    if num_parameters < 10_000:
-        return counted(num_parameters, "parameter")
-    scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num_parameters >= s)
-    return f"{num_parameters / scale:.3g}{unit} parameters"
+    if isinstance(num_trainable, int) and 0 < num_trainable < num_parameters:
+        return f"{_amount(num_trainable)} parameters and {_amount(num_parameters - num_trainable)} without gradients"
+    return f"{_amount(num_parameters)} parameter{'s' * (num_parameters != 1)}"
+
+
+def _amount(num: int) -> str:
+    if num < 10_000:
+        return f"{num:,}"
+    scale, unit = next((s, u) for s, u in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if num >= s)
+    return f"{num / scale:.3g}{unit}"
 
 
 def _overhead(report: Report) -> str:

@@ -10,6 +10,7 @@ from sonde.render.comparison_content import comparison_notes, comparison_tables
 from sonde.render.report_content import evidence, group_findings, loss_series, notes, place, run_sentence, source_line
 from sonde.render.terminal.sparkline import sparkline
 from sonde.report import Report
+from sonde.report.report_types import verdict_words
 
 SPECIAL = re.compile(r"([\\`*_\[\]<>#|~@&$]|:(?=//)|^[-+=])")
 SPREADSHEET = ("=", "+", "-", "@")  # a table that is pasted into a spreadsheet must not become a formula
@@ -26,7 +27,7 @@ def comparison_markdown(comparison: RunComparison) -> str:
 
 
 def _report(report: Report) -> Iterator[str]:
-    yield f"# Sonde: {report.verdict}\n\n{_text(run_sentence(report))}"
+    yield f"# Sonde: {verdict_words(report.verdict)}\n\n{_text(run_sentence(report))}"
     _, losses = loss_series(report)
     if losses:
         yield f"\n{_curve('loss', losses)}"

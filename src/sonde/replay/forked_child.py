@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from sonde.capture import process_memory
+from sonde.capture import process_memory, training_callbacks
 from sonde.errors import CannotReplay
 from sonde.replay.prevent_side_effects import SPARE_BYTES, describe_failure, isolate
 
@@ -71,6 +71,7 @@ class ReplayChild:
             os.close(writer)
             raise CannotReplay(f"no process could be started for it ({error.strerror})") from error
         if self._pid == 0:
+            training_callbacks.remove_stand_ins()
             random.setstate(random_state)  # Python seeds its generator anew after a fork
             _run_and_exit(work, writer, keep, self._limit_s)
         os.close(writer)

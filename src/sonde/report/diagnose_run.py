@@ -3,7 +3,7 @@
 Rules judge the newest attempt of each rank. The facts (steps, loss curve, cost) cover all attempts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Finding, Kind, ModelWatched, RecordedWithTool, Severity
+from sonde.events import ChildProcessesEnded, Finding, Kind, ModelWatched, RecordedWithTool, Severity, Started
+from sonde.formatting import counted, listing
 from sonde.report.own_cost import Overhead, measure_overhead
 from sonde.report.report_types import MAX_POINTS, Report, RunFacts, Unevaluated, Unobserved, Verdict
 from sonde.report.run_summary import summarize
@@ -24,17 +25,21 @@ from sonde.runlog.record_format import Gap
 from sonde.runlog.run_reader import Run
 
 MAX_LOGGED = 50  # series of the user that are looked through
+MAX_UNSEEN = 3  # sentences about what is missing, beside the verdict
+CRASHES = frozenset({"exception", "killed"})
+HOW_TO_WATCH_CHILDREN = "Child processes are not watched: call sonde.watch(model, optimizer) in the function that they run."
 MAX_NOTES = 50  # things that could not be observed or read: nobody reads a longer list
 
 Floats = npt.NDArray[np.float64]
 
 
-def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Report:
+def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None, *, lost: str = "") -> Report:
     """What is wrong with a run.
 
     Args:
         run: A run, or the path of its directory or of a `.sonde` file.
         rules: The rules to evaluate; by default all rules of Sonde and of installed packages that provide some.
+        lost: A sentence about records that were lost and that the run does not mention, if the caller knows of some.
     """
     source = run if isinstance(run, Run) else Run(run)
     chosen = all_rules() if rules is None else tuple(rules)
@@ -47,11 +52,12 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
     )
     not_evaluated = [(outcome.rule.name, outcome.result.reason) for outcome in outcomes if isinstance(outcome.result, NotEvaluated)]
     found = {finding.rule for finding in findings}
-    verdict, why_unknown = _verdict(findings, facts, len(not_evaluated) == len(outcomes), source)
+    unseen = _unseen(source, views, lost)
+    verdict, why = _verdict(findings, facts, unseen, len(not_evaluated) == len(outcomes), source, views)
     return Report(
         run=_run_facts(source, facts, views, findings),
         verdict=verdict,
-        why_unknown=why_unknown,
+        why_unknown=why if verdict == "unknown" else "",
         findings=tuple(findings),
         clear=tuple(rule.name for rule in chosen if rule.name not in found | {name for name, _ in not_evaluated}),
         not_evaluated=tuple(Unevaluated(name, reason) for name, reason in not_evaluated),
@@ -60,6 +66,8 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
         retired=_notes(source, "retired", "error"),
         damage=_damage(source, facts.num_repeated_steps),
         records=_records(source),
+        why_nothing_found=why if verdict == "nothing_found" else "",
+        unseen=unseen,
     )
 
 
@@ -120,22 +128,79 @@ def _thinned(curve: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
     return steps[chosen], values[chosen]
 
 
-def _verdict(findings: Sequence[Finding], facts: _Facts, is_nothing_evaluated: bool, run: Run) -> tuple[Verdict, str]:
+def _unseen(run: Run, views: Mapping[int, RunView], lost: str) -> tuple[str, ...]:
+    """What the training had and the run does not show, one sentence each."""
+    sentences = [f"{lost[0].upper()}{lost[1:]}."] if lost else []
+    sentences += [sentence for view in views.values() for sentence in view.unseen.values()]
+    read = {segment.path.name for process in run.processes for segment in process.segments}
+    unread = [name for name, size in run.log_sizes.items() if size and name not in read]
+    if unread:
+        sentences.append(f"{listing(unread)} could not be read at all: copy the run again, or delete the file if it is none of this run.")
+    for view in views.values():
+        num_steps = sum(event.num_steps for event in view.events(ChildProcessesEnded))
+        if num_steps:
+            sentences.append(f"{counted(num_steps, 'training step')} ran in forked child processes. {HOW_TO_WATCH_CHILDREN}")
+    return tuple(dict.fromkeys(sentences))[:MAX_NOTES]
+
+
+def _verdict(
+    findings: Sequence[Finding], facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: bool, run: Run, views: Mapping[int, RunView]
+) -> tuple[Verdict, str]:
+    """The verdict, and why it is "unknown" or "nothing_found"."""
     if any(finding.severity.rank >= Severity.WARNING.rank for finding in findings):
         return "problems", ""
+    why = _why_unknown(facts, unseen, is_nothing_evaluated, run, views)
+    if why:
+        return "unknown", why
+    why = _why_nothing_found(run, facts, views)
+    return ("nothing_found", why) if why else ("healthy", "")
+
+
+def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: bool, run: Run, views: Mapping[int, RunView]) -> str:
     if not facts.num_steps and run.gaps:
-        return "unknown", f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
+        return f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
     if not facts.num_backwards and not facts.num_updates:
         if _records(run):
-            return "unknown", "No training was watched, so no rule could judge. What you recorded with the session's tools is listed here."
-        return "unknown", "Sonde saw no training: no optimizer stepped and no backward ran."
+            return "No training was watched, so no rule could judge. What you recorded with the session's tools is listed here."
+        return _why_no_training(views)
     if not facts.num_updates and not facts.num_models:
-        return "unknown", "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
+        return "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
     if not facts.num_updates:
-        return "unknown", "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
-    if is_nothing_evaluated:
-        return "unknown", "No rule had enough to judge by."
-    return "healthy", ""
+        return "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
+    if unseen:
+        return " ".join(unseen[:MAX_UNSEEN])
+    if not len(facts.loss[0]) and not _has_statistics(views):
+        return f"Parameters changed, but neither a loss nor their statistics were seen{_mode(views)}."
+    return "No rule had enough to judge by." if is_nothing_evaluated else ""
+
+
+def _why_no_training(views: Mapping[int, RunView]) -> str:
+    if any(event.mode == "none" for view in views.values() for event in view.events(Started)):
+        return "Nothing was measured: the mode is 'none'. Choose another mode, such as full_debug, to get a verdict."
+    sentence = "Sonde saw no training: no optimizer stepped and no backward ran"
+    if any(view.events(ChildProcessesEnded) for view in views.values()):
+        return f"{sentence} in this process, which started others. {HOW_TO_WATCH_CHILDREN}"
+    return f"{sentence}."
+
+
+def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) -> str:
+    ended = run.ended
+    if ended.how in CRASHES or (ended.how == "exit" and ended.exit_code):
+        return "It did not run to its end."
+    trends = [view.loss_trend for view in views.values() if not view.loss_trend.has_fallen_at_times]
+    failing = next((text for trend in trends if (text := trend.failing)), "")
+    if failing:
+        return f"{failing[0].upper()}{failing[1:]}."
+    return "" if _has_statistics(views) else f"Neither parameters nor gradients were measured{_mode(views)}."
+
+
+def _has_statistics(views: Mapping[int, RunView]) -> bool:
+    return any(kind in view.layer_kinds for view in views.values() for kind in (Kind.PARAMETER, Kind.GRADIENT))
+
+
+def _mode(views: Mapping[int, RunView]) -> str:
+    modes = {event.mode for view in views.values() for event in view.events(Started)} - {"full_debug"}
+    return f" in the mode {min(modes)!r}" if modes else ""
 
 
 def _run_facts(run: Run, facts: _Facts, views: dict[int, RunView], findings: Sequence[Finding]) -> RunFacts:

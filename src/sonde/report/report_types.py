@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde.events import Finding
-from sonde.formatting import layer_name, strict
+from sonde.formatting import counted, layer_name, strict
 from sonde.report.own_cost import Overhead
 
 SCHEMA = 1
 MAX_POINTS = 200  # of a curve: more than any renderer has columns
 
-Verdict = Literal["healthy", "problems", "unknown"]
+Verdict = Literal["healthy", "nothing_found", "problems", "unknown"]
+"""`nothing_found`: no rule found anything, but the training crashed or its loss did not move. `unknown`: too little was seen to judge."""
+
+
+def verdict_words(verdict: str) -> str:
+    """A verdict for people: `nothing found`."""
+    return verdict.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +77,34 @@ class Report:
     retired: tuple[Unobserved, ...]
     damage: tuple[str, ...]  # bytes that could not be read, steps that could not be written: one sentence each
     records: tuple[tuple[str, str], ...] = ()  # tools of the session that hold records: name and one sentence each
+    why_nothing_found: str = ""  # empty if the verdict is not "nothing_found"
+    unseen: tuple[str, ...] = ()  # what the training had and the run does not show, with which it would not be called healthy
 
     @property
     def exit_code(self) -> int:
-        """For programs: 0 healthy, 1 problems, 3 unknown."""
-        return {"healthy": 0, "problems": 1, "unknown": 3}[self.verdict]
+        """For programs: 0 healthy or nothing found, 1 problems, 3 unknown."""
+        return {"healthy": 0, "nothing_found": 0, "problems": 1, "unknown": 3}[self.verdict]
 
     def summary(self) -> str:
-        """A few lines of plain text."""
+        """A few lines of plain text: the verdict, the findings, and what was not observed."""
         run = self.run
-        lines = [f"{self.verdict}: {run.name}, {run.num_steps} steps, {run.ended}{f' by {run.signal}' if run.signal else ''}"]
-        lines += [f"{word}: {sentence}" for word, sentence in run.summary]
-        if self.why_unknown:
-            lines.append(self.why_unknown)
+        end = f"{run.ended}{f' by {run.signal}' if run.signal else ''}"
+        lines = [f"{verdict_words(self.verdict)}: {run.name}, {counted(run.num_steps, 'step')}, {end}"]
+        lines += [text for text in (self.why_unknown, self.why_nothing_found) if text]
         lines += [f"session.{tool}: {sentence}" for tool, sentence in self.records]
+        lines += [f"{word}: {sentence}" for word, sentence in run.summary if word == "stopped"]
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
             place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""
             head = f"{finding.severity} {finding.rule}{place}, step {finding.step}: {finding.cause}"
             lines += [f"  follows: {head}"] if follows else [head, f"  fix: {finding.fix}"]
+        if self.verdict == "problems":
+            lines += [f"not seen: {sentence}" for sentence in self.unseen]
+        lines += [f"not observed: {each.where or 'the run'}: {each.reason}" for each in self.unobserved]
+        lines += [f"disabled probe: {each.where}: {each.reason}" for each in self.retired]
         if self.not_evaluated:
-            lines.append(f"not evaluated: {', '.join(one.rule for one in self.not_evaluated)}")
-        if cost := str(self.overhead):
-            lines.append(f"{cost}; {self.overhead.num_observed} steps observed")
-        lines += self.damage
+            had = "rule had" if len(self.not_evaluated) == 1 else "rules had"
+            lines.append(f"{len(self.not_evaluated)} {had} nothing to look at: `sonde diagnose -v`")
         return "\n".join(lines)
 
     def to_json(self, *, indent: int | None = 1) -> str:
@@ -108,6 +118,8 @@ class Report:
             "run": self.run.name,
             "verdict": self.verdict,
             "why_unknown": self.why_unknown,
+            "why_nothing_found": self.why_nothing_found,
+            "unseen": list(self.unseen),
             "findings": [
                 {
                     "rule": finding.rule,

@@ -12,6 +12,7 @@ from sonde.run_view import RunView
 from sonde.run_view.learning_rate_schedule import LearningRate
 
 VALIDATION = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|dev|test)(?:[^a-z]|$)", re.IGNORECASE)
+ENDLESS, ENDLESS_TIMES = 1_000_000, 100  # batches, and times the steps of the run: nobody waits for the end of such a pass
 FEWEST = 3  # evaluations: the best of two means nothing
 MAX_NAMES = 16
 RISES = 0.9  # of its peak: a rate that begins below is warmed up
@@ -25,6 +26,7 @@ Logged = Mapping[str, Sequence[tuple[int, float]]]
 def summarize(view: RunView, logged: Logged) -> Iterator[tuple[str, str]]:
     """A word and a sentence each. `logged`: the series that the user logged, by name: step and value."""
     sentences = {
+        "accumulated": _accumulation(view),
         "schedule": _learning_rate(view),
         "scaler": _loss_scale(view),
         "validation": _validation(logged),
@@ -34,6 +36,17 @@ def summarize(view: RunView, logged: Logged) -> Iterator[tuple[str, str]]:
         "sampling": _sampling(view),
     }
     return ((word, sentence) for word, sentence in sentences.items() if sentence)
+
+
+def _accumulation(view: RunView) -> str:
+    """The loss that backward gets is usually divided by the number of accumulated batches. Frameworks say by how much; a loop does not."""
+    if view.loss_trend.has_several or any(event.framework for event in view.events(Started)):
+        return ""
+    num_backwards = view.counts("backwards")[view.counts("optimizer_steps") == 1]
+    usual = int(np.median(num_backwards)) if len(num_backwards) else 0
+    if usual < 2:
+        return ""
+    return f"{usual} backwards per update; the loss shown is the mean of what backward was called on, after any division by {usual}"
 
 
 def _learning_rate(view: RunView) -> str:
@@ -110,7 +123,9 @@ def _data(view: RunView) -> str:
     loader = view.training_loader
     if loader.order not in _ORDERS:
         return ""
-    batches = f"{loader.num_batches} batch{'es' * (loader.num_batches != 1)}" if loader.num_batches else "batches"
+    is_endless = loader.num_batches > max(ENDLESS, ENDLESS_TIMES * view.num_steps)
+    known = f"{loader.num_batches:,} batch{'es' * (loader.num_batches != 1)}" if loader.num_batches else "batches"
+    batches = "an endless sequence of batches" if is_endless else known
     size = f" of {loader.batch_size}" if loader.batch_size else ""
     workers = f"{loader.num_workers or 'no'} worker{'s' * (loader.num_workers != 1)}"
     return f"{batches}{size} from the DataLoader{loader.at}, {_ORDERS[loader.order]}, {workers}"

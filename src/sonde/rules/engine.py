@@ -52,9 +52,11 @@ def _missing_need(rule: Rule, view: RunView) -> str:
 
 def _result(rule: Rule, view: RunView) -> Result:
     try:
-        result = rule.check(view)
+        result, missing = view.missing_for(rule.check)
     except (Exception, SystemExit) as error:
         return NotEvaluated(f"the rule failed ({describe_error(error)})")
+    if isinstance(result, Clear) and missing:  # nothing is found in what was not seen
+        return NotEvaluated(missing)
     if isinstance(result, (Clear, NotEvaluated)):
         return result
     findings = [result] if isinstance(result, Finding) else result

@@ -20,7 +20,7 @@ from sonde.rules.gradients import dead_relu, exploding_gradient, gradient_spike,
 from sonde.rules.loss import loss_plateau, loss_scale_collapse, loss_spike, lr_divergence
 from sonde.rules.memory import activation_heavy_layer, graph_leak, memory_growth, out_of_memory
 from sonde.rules.mode import eval_in_train_mode, train_in_eval_mode
-from sonde.rules.nonfinite import nan_operation_rules, nonfinite_evaluation, nonfinite_loss, nonfinite_origin
+from sonde.rules.nonfinite import nan_operation_rules, nonfinite_evaluation, nonfinite_loss, nonfinite_origin, nonfinite_parameter
 from sonde.rules.rule import NotEvaluated, Result, Rule
 from sonde.rules.schedule import (
     lr_stuck_in_warmup,
@@ -58,6 +58,7 @@ RULES: tuple[Rule, ...] = tuple(
         scheduler_never_stepped, scheduler_before_optimizer, train_in_eval_mode, eval_in_train_mode, same_batch, constant_input,
         label_constant, iterable_duplicated, worker_rng_duplicate, no_shuffle, tensor_left_behind, graph_leak, memory_growth,
         activation_heavy_layer, out_of_memory, fatal_signal, nan_input, nonfinite_origin, nonfinite_loss, nonfinite_evaluation,
+        nonfinite_parameter,
         loss_scale_collapse, exploding_gradient, lr_divergence, loss_spike, gradient_spike, dead_relu, vanishing_gradient, loss_plateau,
         *_SPEED,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import BatchInspected, CallSiteFound
+from sonde.events import BatchInspected, CallSiteFound, DataPass, Event
 from sonde.run_view.source_lines_of_calls import source_evidence
 from sonde.runlog.record_index import Ints
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 Bools = npt.NDArray[np.bool_]
 
+MOST = 0.5  # of the inspected steps that fetched a batch: below, training batches do not come from a DataLoader
 MAX_LABELS = 4096  # different ones that are counted
 MAX_INTEGER = 1 << 53  # a larger number comes from a damaged log
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoader:
-    """The last DataLoader that was started before the model was trained: there may be earlier ones for a validation or for the mean of
-    the data."""
+    """The DataLoader that feeds the training; others may serve a validation, or compute the mean of the data."""
 
-    site: CallSiteFound | None = None
+    site: CallSiteFound | None = None  # the line that starts its passes, and its settings
     num_batches: int = 0  # in one pass; 0 if that is not known
     num_workers: int = 0
     batch_size: int = 0
@@ -37,14 +37,14 @@ class TrainingLoader:
 
     @classmethod
     def of(cls, view: RunView) -> TrainingLoader:
-        loader: CallSiteFound | None = None
-        has_trained = False
-        for site in view.events(CallSiteFound):
-            if site.call == "loader" and not (loader and has_trained):
-                loader = site
-            elif site.call == "forward":
-                has_trained = True
-        if loader is None:
+        passes = view.events_with_rows(DataPass)
+        described = {event.loader: event.description for _, event in passes if event.description is not None}
+        if described:
+            description = described.get(_feeding_loader(view, [(row, event.loader) for row, event in passes]))
+            loader = None if description is None else Event(CallSiteFound.KIND, 0, description).typed
+        else:
+            loader = _last_before_training(view)
+        if not isinstance(loader, CallSiteFound):
             return cls()
         num_batches, num_workers, batch_size = (_integer(num) for num in (loader.num_batches, loader.num_workers, loader.batch_size))
         return cls(loader, num_batches, num_workers, batch_size, loader.order or "")
@@ -56,6 +56,34 @@ class TrainingLoader:
 
     def evidence(self) -> dict[str, float | str]:
         return source_evidence(self.site.line, self.site.text) if self.site else {}
+
+
+def _last_before_training(view: RunView) -> CallSiteFound | None:
+    """In runs of earlier versions: the last loader that was started before the model was trained."""
+    loader: CallSiteFound | None = None
+    has_trained = False
+    for site in view.events(CallSiteFound):
+        if site.call == "loader" and not (loader and has_trained):
+            loader = site
+        elif site.call == "forward":
+            has_trained = True
+    return loader
+
+
+def _feeding_loader(view: RunView, passes: Sequence[tuple[int, int]]) -> int:
+    """The index of the loader from which most training steps have their batch; -1 if batches do not come from a loader. `passes`: the row
+    of the step in which each pass began, and the loader."""
+    inspected = view.inspected_batches.num_fetched
+    if len(inspected) and np.count_nonzero(inspected) < MOST * len(inspected):
+        return -1
+    starts = {row: loader for row, loader in passes if row < view.num_steps}  # of several in one step, the last
+    num_in_row, has_evaluation = Counter(row for row, _ in passes), view.counts("eval_forwards") > 0
+    # A pass that begins alone in a step with an evaluation is that of the evaluation.
+    training_starts = {row: loader for row, loader in starts.items() if num_in_row[row] > 1 or not has_evaluation[row]} or starts
+    rows = sorted(training_starts)
+    last_start = np.searchsorted(rows, np.flatnonzero(view.counts("backwards") > 0), side="right") - 1
+    num_steps = Counter(training_starts[rows[index]] for index in last_start.tolist() if index >= 0)
+    return num_steps.most_common(1)[0][0] if num_steps else -1
 
 
 @dataclass(frozen=True, slots=True)

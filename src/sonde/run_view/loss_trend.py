@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import inf, log, nan, sqrt
 from statistics import median
 from typing import TYPE_CHECKING
@@ -232,10 +233,20 @@ class LossTrend:
         early, late = self.history.between(0.1, 0.3), self.history.between(0.7, 1.0)
         return early.mean - late.mean < FALLEN * abs(early.mean) and not self._declines(0.1)
 
+    @property
+    def has_fallen_at_times(self) -> bool:
+        """In one quarter of the run the loss is lower than in the quarter before: also where a second task began anew."""
+        quarters = [(part / 4, (part + 1) / 4) for part in range(4)] if len(self.history) >= 8 else []
+        return any(self._is_below(self.history.between(*early), self.history.between(*late)) for early, late in pairwise(quarters))
+
     def _declines(self, start: float) -> bool:
         """From one share of the run on: is the second half below the first by more than the noise explains?"""
         middle = (1 + start) / 2
-        early, late = self.history.between(start, middle), self.history.between(middle, 1.0)
+        return self._is_below(self.history.between(start, middle), self.history.between(middle, 1.0))
+
+    @staticmethod
+    def _is_below(early: Bucket, late: Bucket) -> bool:
+        """Whether the later losses are below the earlier ones by more than the noise explains."""
         if min(early.num, late.num) < 2:
             return False
         error = sqrt(early.squares / early.num / early.num + late.squares / late.num / late.num)

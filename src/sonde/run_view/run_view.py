@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import ANSWER_KINDS, Event, FatalSignalReceived, Frame, Kind, NonFinite, Site, TypedEvent
+from sonde.events import ANSWER_KINDS, Event, FatalSignalReceived, Frame, Kind, NonFinite, OriginFound, Site, SpikeDetected, TypedEvent
 from sonde.formatting import layer_name
 from sonde.run_view.call_counts import CallCounts
 from sonde.run_view.dataloader_and_labels import InspectedBatches, LabelCounts, TrainingLoader
@@ -23,6 +23,7 @@ from sonde.run_view.loss_trend import LossColumns, LossTrend
 from sonde.run_view.source_lines_of_calls import CallLines
 from sonde.run_view.step_columns import StepColumns
 from sonde.run_view.step_times import StepTimes
+from sonde.run_view.unseen_facts import LOSS, RECORDS, find_unseen
 from sonde.runlog import record_format as f
 from sonde.runlog.record_index import Ints, RecordIndex
 from sonde.runlog.run_reader import Run, RunProcess
@@ -31,6 +32,7 @@ AnyEvent = TypeVar("AnyEvent", bound=TypedEvent)
 State = TypeVar("State")
 Fact = TypeVar("Fact")
 
+_FROM_LOSS = frozenset({NonFinite, OriginFound, SpikeDetected})  # events that are missing where the loss is not read
 MAX_EVENTS = 20_000  # of one kind that are held in memory: a real run has a few thousand, a malicious log millions
 
 
@@ -50,6 +52,8 @@ class RunView:
         self._events: dict[type[TypedEvent], tuple[Ints, tuple[TypedEvent, ...]]] = {}
         self._remembered: dict[Callable[[RunView], Any], Any] = {}
         self._reduced: dict[Reduction[Any], Any] = {}
+        self._reads: set[str] = set()
+        self._reads_of: dict[Callable[[RunView], Any], set[str]] = {}  # of the functions in `_remembered`
 
     def refresh(self) -> RunView:
         """A view of the process as it is now, after `Run.refresh`. Columns that are read already are shared."""
@@ -58,6 +62,28 @@ class RunView:
     def layer_name(self, path: str) -> str:
         """A layer in a sentence: one that is only a number with its class, `layer 4 (Linear)`; others by their path."""
         return layer_name(path, next((site.type for site in self.sites.values() if site.module == path), ""))
+
+    # ---- what was not seen
+
+    @cached_property
+    def unseen(self) -> Mapping[str, str]:
+        """What the run does not show although the training had it: a sentence by subject, which is `LOSS`, `RECORDS` or a kind of layer
+        statistics."""
+        return find_unseen(self)
+
+    def missing_for(self, question: Callable[[RunView], Fact]) -> tuple[Fact, str]:
+        """The answer to a question, and a sentence about what it reads and the run does not show; "" where it reads only what is there."""
+        unseen = self.unseen
+        answer, reads = self._with_reads(question)
+        return answer, next((sentence for subject, sentence in unseen.items() if subject in reads or subject == RECORDS), "")
+
+    def _with_reads(self, question: Callable[[RunView], Fact]) -> tuple[Fact, set[str]]:
+        outer, self._reads = self._reads, set()
+        try:
+            return question(self), self._reads
+        finally:
+            outer |= self._reads
+            self._reads = outer
 
     # ---- steps
 
@@ -139,6 +165,8 @@ class RunView:
                 yield int(self._rows_of(event.kind, np.array([position]), (typed,))[0]), typed
 
     def _located(self, event_type: type[TypedEvent]) -> tuple[Ints, tuple[Any, ...]]:
+        if event_type in _FROM_LOSS:
+            self._reads.add(LOSS)
         if event_type not in self._events:
             found = []
             positions = self._index.positions(f.EVENT, event_type.KIND)[:MAX_EVENTS]
@@ -172,10 +200,12 @@ class RunView:
 
     def blocks(self, *kinds: str, rows: Ints | None = None) -> Iterator[Block]:
         """The statistics of these kinds, block by block (`layer_statistics_in_blocks`). With `rows`, those of these steps only."""
+        self._reads.update(kinds)
         return blocks(self._index, kinds, self.steps, self.sites, rows)
 
     def reduced(self, reduction: Reduction[State]) -> State:
         """The state of a reduction after all blocks. An error of its function is raised again at each call."""
+        self._reads.update(reduction.kinds)
         if reduction not in self._reduced:
             self.reduce_together([reduction])
         state = self._reduced[reduction]
@@ -209,7 +239,8 @@ class RunView:
     def remember(self, function: Callable[[RunView], Fact]) -> Fact:
         """`function(view)`, computed at the first call."""
         if function not in self._remembered:
-            self._remembered[function] = function(self)
+            self._remembered[function], self._reads_of[function] = self._with_reads(function)
+        self._reads |= self._reads_of[function]
         fact: Fact = self._remembered[function]
         return fact
 
@@ -221,9 +252,9 @@ class RunView:
     def call_sites(self) -> CallLines:
         return CallLines.of(self)
 
-    @cached_property
+    @property
     def losses(self) -> LossColumns:
-        return LossColumns.of(self)
+        return self.remember(LossColumns.of)
 
     def loss_series(self, name: str) -> tuple[Ints, npt.NDArray[np.float64]]:
         """Steps and values of one loss, where it was computed. A NaN is a loss only if an event says so."""
@@ -232,9 +263,9 @@ class RunView:
         is_there = ~np.isnan(values) | np.isin(self.step_numbers, nonfinite)
         return self.step_numbers[is_there], values[is_there]
 
-    @cached_property
+    @property
     def loss_trend(self) -> LossTrend:
-        return LossTrend.of(self)
+        return self.remember(LossTrend.of)
 
     @cached_property
     def epochs(self) -> Epochs:
@@ -242,7 +273,10 @@ class RunView:
 
     @cached_property
     def schedule(self) -> LearningRateSchedule:
-        return LearningRateSchedule.of(self)
+        reads = set(self._reads)  # the losses that it looks at say only whether a low rate still helps
+        schedule = LearningRateSchedule.of(self)
+        self._reads = reads
+        return schedule
 
     @cached_property
     def times(self) -> StepTimes:

@@ -2,17 +2,20 @@
 
 Records are collected during a step and written by one `os.write` at its end: what a write has accepted survives the death of the process.
 After the constructor no method raises. Records that cannot be written are counted, and a gap record is written as soon as writing works
-again.
+again, with the events among them. Where the disk is still full at the end, the last steps of the file make room for it.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 import re
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be moved away during the training
 PENDING_BYTES = 8 << 20  # a step that collects more flushes before its end, to bound the memory
 UNLINKED_CHECK = 256  # flushes between two checks that the file has not been deleted
+KEPT_BYTES = 8 << 10  # of the first events that could not be written: the first bad numbers and their causes are among them
+ROOM_BYTES = 4 << 10  # freed beside what is written at the end: file systems give out whole blocks
+LAST_WRITES = 256  # whose lengths are known, so that the file can be cut between two of them
+FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 EXACT_KINDS = frozenset({"step", "batch"})  # losses and hashes are stored in double precision
 
 _write = os.write  # the only function that writes: tests replace it to inject faults
@@ -58,6 +65,10 @@ class Writer:
         self._sites: list[Site] = []
         self._sites_missing = False  # some are not on the disk: all are written again
         self._gap: Gap | None = None
+        self._kept_events: list[bytes] = []  # dropped, and written again with the gap
+        self._last_writes: deque[tuple[int, int, bytes]] = deque(maxlen=LAST_WRITES)  # bytes, records, the last record
+        self._is_full = False  # the last write failed because of that
+        self._steps_of_children = memoryview(mmap.mmap(-1, 8)).cast("q")  # shared with forked children
         self._num_dropped = 0
         self._warned = False
         self._segment = 0
@@ -100,6 +111,15 @@ class Writer:
     def unwritten_gap(self) -> Gap | None:
         """Dropped records that no gap record in the run mentions, because nothing could be written after them."""
         return self._gap
+
+    @property
+    def num_steps_of_children(self) -> int:
+        """Steps that forked children have trained so far; nothing else of them is recorded."""
+        return self._steps_of_children[0]
+
+    def count_step_of_child(self) -> None:
+        """Called in a forked child of the training process."""
+        self._steps_of_children[0] += 1
 
     # ---- collecting
 
@@ -180,6 +200,9 @@ class Writer:
         with self._lock:
             if self._pending or self._gap:
                 self._flush()
+            if self._gap and self._is_full:
+                _quietly(self._make_room)
+                self._flush()
             fd, self._fd, self._pid = self._fd, -1, -1
         if fd >= 0:
             _quietly(os.close, fd)
@@ -197,7 +220,7 @@ class Writer:
             if self._num_flushes % UNLINKED_CHECK == 0 and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
                 self._abandon_file()
             if self._gap is not None:
-                recovery = [f.gap_record(self._gap), *(f.sites_records(self._sites) if self._sites_missing else ())]
+                recovery = self._recovery()
                 num_repeated, records = len(recovery), recovery + records
             chunk = b"".join(records)
             num_written = _write(self._fd, chunk)
@@ -208,11 +231,13 @@ class Writer:
                 num_written += num_more
             self._size += num_written
             if num_written == len(chunk):
+                self._last_writes.append((num_written, len(records), records[-1]))
                 if num_repeated:
-                    self._gap, self._sites_missing = None, False
+                    self._gap, self._sites_missing, self._kept_events = None, False, []
                 return
             reason = "short write"
         except Exception as error:
+            self._is_full = isinstance(error, OSError) and error.errno in FULL
             reason = str(error) or type(error).__name__
         except BaseException:  # Ctrl-C: unknown whether the write succeeded, so it counts as dropped
             self._handle_failed_write(records, num_repeated, 0, "interrupted")
@@ -229,18 +254,43 @@ class Writer:
             if index == 0 and num_repeated:
                 self._gap = None  # the gap record itself was written
             if index + 1 == num_repeated:
-                self._sites_missing = False
+                self._sites_missing, self._kept_events = False, []
         else:
             return
         if num_written > end:
             # Whole records stay, so no reader loses one. If the file cannot be cut, readers resynchronize at the next marker.
             _quietly(self._truncate, num_written - end)
+        if end:
+            self._last_writes.append((end, index, records[index - 1]))
         lost_repeated = max(0, num_repeated - index)  # these are written again later, so they are not dropped
         for record in records[index + lost_repeated :]:
             self._count_dropped(1, _step_of(record), reason)
             self._sites_missing |= record[4] == f.SITES
+            if record[4] == f.EVENT:
+                if sum(map(len, self._kept_events)) > KEPT_BYTES:
+                    self._kept_events.pop()  # the newest one takes its place: it may be the end of the run
+                self._kept_events.append(record)
         if lost_repeated and self._gap is None:  # the gap was written, the repeated sites were not
             self._count_dropped(1, -1, reason)
+
+    def _recovery(self) -> list[bytes]:
+        """What is written before anything else after records were dropped."""
+        gap = [] if self._gap is None else [f.gap_record(self._gap)]
+        return [*gap, *(f.sites_records(self._sites) if self._sites_missing else ()), *self._kept_events]
+
+    def _make_room(self) -> None:
+        """Cut the last writes off the file, so that the gap, the events and the end of the run fit into a full disk."""
+        self._sites_missing = True  # some of them may be among what is cut off
+        most = os.fstat(self._fd).st_size // 2  # the first half shows how the training began
+        while (num_needed := sum(map(len, self._recovery())) + ROOM_BYTES) > most and len(self._kept_events) > 1:
+            self._kept_events.pop(-2)  # the last one is the end of the run
+        num_bytes = 0
+        while self._last_writes and num_bytes < num_needed and num_bytes + self._last_writes[-1][0] <= most:
+            length, num_records, last = self._last_writes.pop()
+            num_bytes += length
+            self._count_dropped(num_records, _step_of(last), self._gap.reason if self._gap else "")
+        if num_bytes:
+            self._truncate(num_bytes)
 
     def _truncate(self, num_bytes: int) -> None:
         os.ftruncate(self._fd, os.fstat(self._fd).st_size - num_bytes)
@@ -283,6 +333,7 @@ class Writer:
             if _write(fd, start) == len(start):
                 self._fd, fd = fd, self._fd
                 self.path, path = path, self.path
+                self._last_writes.clear()
                 self._segment += 1
                 self._size = len(start)
                 self._sites_missing = False

@@ -44,20 +44,22 @@ class DeferredReads:
 
 
 def fetch_all(requests: Sequence[tuple[Tensor, Use]]) -> list[tuple[Tensor, Use]]:
-    """Read all these numbers, in one transfer per device, and pass them to their functions. Returns the requests that cannot be read now:
-    those of a device on which a CUDA graph is being captured, which a transfer would break."""
-    by_device: dict[torch.device, list[tuple[Tensor, Use]]] = {}
-    for numbers, use in requests:
-        by_device.setdefault(numbers.device, []).append((numbers, use))
+    """Read all these numbers, in one transfer per device and class of tensors, and pass them to their functions. Returns the requests that
+    cannot be read now: those of a device on which a CUDA graph is being captured, which a transfer would break."""
+    groups: dict[tuple[torch.device, type[Tensor]], list[tuple[Tensor, Use]]] = {}
+    for numbers, use in requests:  # the results of a user's class of tensors may fail: they are read apart from the others
+        groups.setdefault((numbers.device, type(numbers)), []).append((numbers, use))
     postponed: list[tuple[Tensor, Use]] = []
-    for device, group in by_device.items():
+    for (device, kind), group in groups.items():
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             postponed += group
             continue
         try:
             with torch.no_grad():
                 together = torch.cat([numbers.reshape(-1) for numbers, _ in group])
-                values = (together.cpu() if on_device(together) else together).tolist()
+                together = together.cpu() if on_device(together) else together
+                # `tolist` reads the memory, which a class with `__torch_dispatch__` need not have.
+                values = together.tolist() if kind is Tensor or type(together) is Tensor else [one.item() for one in together.unbind()]
         except Exception as error:
             for _, use in group:
                 use(error)

@@ -10,6 +10,7 @@ import torch
 from sonde.statistics import reductions
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.private_torch_api import storage_address
+from sonde.statistics.statistics_without_extension import measurable
 
 MAX_DEPTH = 8
 MAX_LEAVES = 64
@@ -89,13 +90,23 @@ def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def read_scalar(value: Any) -> float | None:
     """A number or a one-element CPU tensor as a float, without a torch operation where possible. Returns None for tensors of several
-    elements, of a subclass, or on a device, where reading would wait."""
+    elements, on a device, where reading would wait, and of a subclass that cannot be read."""
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1 or on_device(value) or type(value) not in (torch.Tensor, torch.nn.Parameter):
+        if value.numel() != 1 or on_device(value):
             return None
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return _read_subclass(value)
         number = reductions.read_element(value)
         if number is not None:
             return number
         value = value.detach()
         value = numpy_view(value if value.dtype in (torch.float32, torch.float64, torch.int64) else value.to(torch.float64)).reshape(())
     return float(value)
+
+
+def _read_subclass(value: torch.Tensor) -> float | None:
+    try:
+        with torch.no_grad():
+            return float(measurable(value).item())
+    except Exception:  # of the user's class, or a tensor without values
+        return None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sonde.statistics import native_extension
-from sonde.statistics.statistics_without_extension import Unsupported, readable
+from sonde.statistics.statistics_without_extension import Unsupported, has_own_dispatch, measurable
 from sonde.statistics.statistics_without_extension import reason as describe_error
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
@@ -68,7 +68,7 @@ class ParameterSnapshot:
             return
         copy = self._copies[i]
         try:
-            plain = None if tensor is None else readable(tensor)
+            plain = None if tensor is None else measurable(tensor)
             if plain is not None and plain.layout is not torch.strided:
                 plain = None  # of sparse parameters the update is not measured
             if copy is not None and (plain is None or _layout(plain) != _layout(copy)):
@@ -89,7 +89,10 @@ class ParameterSnapshot:
         except Unsupported:
             self._copies[i] = None
         except Exception as error:  # most likely out of memory
-            self._disable(describe_error(error))
+            if tensor is not None and has_own_dispatch(tensor):
+                self._copies[i] = None  # an operation that this class of tensors does not have
+            else:
+                self._disable(describe_error(error))
 
     def _disable(self, reason: str) -> None:
         self.available = False

@@ -51,6 +51,33 @@ def readable(tensor: Tensor) -> Tensor:
     """The plain detached tensor with the elements of this one, which may be of a subclass. Raises `Unsupported` where there is none."""
     if type(tensor) is not Tensor and type(tensor) is not Parameter:
         tensor = _unwrapped(tensor)
+        if has_own_dispatch(tensor):
+            raise Unsupported(f"{type(tensor).__name__} implements __torch_dispatch__, so its memory cannot be read")
+    return _checked(tensor)
+
+
+@torch.no_grad()
+def measurable(tensor: Tensor) -> Tensor:
+    """As `readable`; also a detached tensor of a class with `__torch_dispatch__`, whose values only torch operations can reach. Its
+    operations run code of the user, so they may raise anything, and their results are of that class too: `fetch_all` reads them."""
+    if not has_own_dispatch(tensor):
+        return readable(tensor)
+    tensor = _unwrapped(tensor)
+    if not has_own_dispatch(tensor):
+        return _checked(tensor)
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        # Ranks observe different steps: a collective in an operation of this class would wait for the others forever.
+        raise Unsupported(f"{type(tensor).__name__} implements __torch_dispatch__, which may communicate with other ranks")
+    return _checked(tensor)
+
+
+def has_own_dispatch(tensor: Tensor) -> bool:
+    """Whether the class of the tensor computes its operations itself."""
+    kind = type(tensor)
+    return kind is not Tensor and kind is not Parameter and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _checked(tensor: Tensor) -> Tensor:
     if is_functorch_tensor(tensor):
         raise Unsupported("tensors inside torch.func transforms (vmap, grad) are not measured")
     if tensor.is_meta:
@@ -63,6 +90,12 @@ def readable(tensor: Tensor) -> Tensor:
         raise Unsupported(f"tensors of {tensor.dtype} are not measured")
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unsupported("nothing is measured while a CUDA graph is captured")
+    if has_own_dispatch(tensor):  # it has no storage of its own
+        try:
+            with without_torch_function():
+                return tensor.detach()
+        except Exception as error:
+            raise Unsupported(f"{type(tensor).__name__} implements __torch_dispatch__, and detach() fails: {reason(error)}") from error
     if tensor.layout is torch.strided and tensor.numel() and not is_zero_tensor(tensor):
         last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
         # FSDP frees the storage of parameters that are not in use; reading such a tensor crashes the process.
@@ -75,17 +108,15 @@ def _unwrapped(tensor: Tensor) -> Tensor:
     kind = type(tensor)
     if is_lazy(tensor):
         raise Unsupported("lazy parameters have no values before the first forward")
-    if kind.__name__ == "FakeTensor":
+    if kind.__name__ in ("FakeTensor", "FunctionalTensor"):
         raise Unsupported("fake tensors hold no values")
     if kind.__name__ == "NestedTensor":
         raise Unsupported("nested and jagged tensors are not measured")
     if kind.__name__ == "DTensor":
         tensor = tensor.to_local()  # type: ignore[attr-defined]  # the local shard: gathering would be a collective
         kind = type(tensor)
-    if kind is Tensor or kind is Parameter:
+    if kind is Tensor or kind is Parameter or has_own_dispatch(tensor):
         return tensor
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise Unsupported(f"{kind.__name__} implements __torch_dispatch__, so Sonde cannot read its values")
     with without_torch_function():
         return tensor.as_subclass(Tensor)
 
@@ -264,7 +295,7 @@ def _number(value: float, like: Tensor, dtype: torch.dtype) -> Tensor:
 def unsupported_reason(tensor: Tensor) -> str | None:
     """Why the tensor cannot be measured; None where it can."""
     try:
-        readable(tensor)
+        measurable(tensor)
     except Exception as error:
         return reason(error)
     return None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sonde.events import STATISTICS
 from sonde.statistics import batched_device_reads, native_extension, statistics_without_extension
-from sonde.statistics.statistics_without_extension import readable, reason
+from sonde.statistics.statistics_without_extension import has_own_dispatch, measurable, reason
 
 
 class StatisticsTable:
@@ -78,8 +78,9 @@ class StatisticsTable:
         if tensor is None:
             return
         try:
-            plain = readable(tensor)
-            if native_extension.ENABLED and minus is None and native_extension.extension.measure_one(self.values, row, plain):
+            plain = measurable(tensor)
+            is_handled = native_extension.ENABLED and minus is None and not has_own_dispatch(plain)
+            if is_handled and native_extension.extension.measure_one(self.values, row, plain):
                 return  # the tensor is of a subclass, but has ordinary memory
             result = statistics_without_extension.statistics(plain, minus)
         except Exception as error:  # an error in a user's tensor class must not stop the training

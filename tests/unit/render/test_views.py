@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -167,3 +168,32 @@ def test_every_view_leads_with_the_same_finding(broken_run):
     for view in (on_paper(report), report_markdown(report), page(Run(broken_run))):
         places = [view.index(f"{rule}") for rule in rules]
         assert places[0] == min(places)
+
+
+def test_a_crashed_run_says_nothing_found_and_its_message_in_one_line(sample_run):
+    run = Run(sample_run("crashed", [2.0 * 0.98**i for i in range(60)]))
+    report = diagnose(run)
+    facts = replace(report.run, exception="RuntimeError: Error(s) in loading:\n\tsize mismatch \x1b[31m" + "x" * 500, ended="exception")
+    report = replace(report, run=facts, verdict="nothing_found", why_nothing_found="It did not run to its end.")
+    shown = " ".join(on_paper(report).split())
+    assert shown.startswith("– nothing found It did not run to its end. (60 steps")
+    assert "ended by RuntimeError: Error(s) in loading: size mismatch \\x1b[31m" in shown
+    assert "\x1b" not in shown
+    assert "x" * 300 not in shown.replace(" ", "")
+    assert report_markdown(report).startswith("# Sonde: nothing found\n")
+    assert '<span class="verdict nothing_found">Nothing found</span>' in report_html([(report, run)])
+
+
+def test_parameters_without_gradients_are_counted_apart(sample_run):
+    report = diagnose(sample_run("teacher", [2.0 * 0.98**i for i in range(60)]))
+    model = {"class": "Both", "num_parameters": 322, "num_trainable": 161}
+    report = replace(report, run=replace(report.run, models=(model,)))
+    assert "Both (161 parameters and 161 without gradients)" in on_paper(report)
+
+
+def test_v_lists_the_rules_that_were_not_evaluated(sample_run):
+    report = diagnose(sample_run("short", [2.0, 1.9]))
+    paper = io.StringIO()
+    Console(file=paper, width=100, highlight=False).print(TerminalReport(report, is_verbose=True))
+    shown = " ".join(paper.getvalue().split())
+    assert all(f"{one.rule}: {one.reason}" in shown for one in report.not_evaluated)

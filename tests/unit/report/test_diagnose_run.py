@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf, isnan, nan
 
 import numpy as np
 import pytest
 
-from sonde.events import STEP_SCALARS, Event, Finding, Kind, Severity, Site
+from sonde.events import STATISTICS, STEP_SCALARS, Event, Finding, Kind, Severity, Site
 from sonde.report import diagnose
 from sonde.report.own_cost import CALLED
 from sonde.report.report_types import MAX_POINTS
@@ -18,7 +19,7 @@ from sonde.runlog.record_format import Gap, event_record, gap_record, header
 from sonde.runlog.run_directory import write_run_json
 from sonde.runlog.run_reader import Run
 from sonde.runlog.writer import Writer
-from synthetic_steps import falling, healthy, stuck, training
+from synthetic_steps import PARAMETER_IDS, falling, healthy, noise, stuck, training
 
 
 def write(path, steps, *, end="finished", late=(), rank=0, world_size=1):
@@ -154,16 +155,169 @@ def test_the_loss_is_thinned_and_every_bad_stretch_stays_visible(tmp_path, num):
     assert series[-1][0] == num - 1
 
 
-def test_damage_is_said_and_the_rest_is_judged(tmp_path):
-    path = write(tmp_path / "run", training())
+def test_damage_is_said_and_what_is_found_in_the_rest_is_reported(tmp_path):
+    path = write(tmp_path / "run", training(loss=stuck, scalars=lambda s: {"lr": 0.0}))
+    flip(path)
+    report = diagnose(path)
+    assert report.damage
+    assert report.findings[0].rule == "lr-zero"
+    assert report.run.num_steps >= 99
+    assert any("could not be read" in sentence for sentence in report.unseen)
+    assert "not seen: " in report.summary()
+
+
+def flip(path):
     (log,) = path.glob("*.sonde")
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 0xFF
     log.write_bytes(bytes(content))
+
+
+def zero_most(path):
+    (log,) = path.glob("*.sonde")
+    content = log.read_bytes()
+    log.write_bytes(content[: len(content) // 5] + bytes(len(content) - len(content) // 5))
+
+
+def drop_records(path):
+    (log,) = path.glob("*.sonde")
+    with log.open("ab") as file:
+        file.write(gap_record(Gap(7, 30, 31, "No space left")))
+
+
+def add_garbage(path):
+    (path / "rank9-host-1-0-000.sonde").write_bytes(b"no log" * 100)
+
+
+@pytest.mark.parametrize(
+    ("damage", "missing"),
+    [
+        (flip, "of the log of rank 0 could not be read"),
+        (zero_most, "of the log of rank 0 could not be read"),
+        (drop_records, "7 records of this run, the first at step 30, could not be written (No space left)"),
+        (add_garbage, "rank9-host-1-0-000.sonde could not be read at all"),
+    ],
+    ids=["a flipped byte", "zeros", "a gap", "an unreadable log beside it"],
+)
+def test_a_run_with_lost_records_is_unknown_and_says_what_is_lost(damage, missing, tmp_path):
+    path = write(tmp_path / "run", healthy(100))
+    damage(path)
     report = diagnose(path)
-    assert report.damage
-    assert report.verdict == "healthy"
-    assert report.run.num_steps >= 99
+    assert (report.verdict, report.exit_code, report.findings) == ("unknown", 3, ())
+    assert missing in report.why_unknown
+    if damage is not add_garbage:  # the log of rank 0 is whole
+        assert report.clear == ()
+
+
+def test_an_incomplete_last_record_which_every_kill_may_leave_is_no_lost_record(tmp_path):
+    path = write(tmp_path / "run", healthy(100))
+    (log,) = path.glob("*.sonde")
+    log.write_bytes(log.read_bytes()[:-20])
+    assert diagnose(path).unseen == ()
+
+
+def test_lost_records_that_only_the_caller_knows_of_make_the_verdict_unknown(tmp_path):
+    report = diagnose(write(tmp_path / "run", healthy(100)), lost="5 records of this run could not be written (No space left)")
+    assert (report.verdict, report.why_unknown) == ("unknown", "5 records of this run could not be written (No space left).")
+
+
+def test_without_a_loss_the_verdict_is_unknown_and_the_rules_that_rest_on_it_are_not_evaluated(tmp_path):
+    reason = "the loss could not be read: backward started from a tensor of shape [32]"
+    events = {0: [Event("unobserved", 0, {"probe": "loss", "where": "", "reason": reason})]}
+    report = diagnose(write(tmp_path / "run", unread(training(loss=lambda step: nan, events=events))))
+    assert (report.verdict, report.exit_code) == ("unknown", 3)
+    assert report.why_unknown.startswith("The loss was read in no step: backward started from a tensor of shape [32].")
+    assert {"nonfinite-loss", "nonfinite-origin", "loss-plateau", "lr-divergence", "loss-spike"}.isdisjoint(report.clear)
+    assert {"missing-zero-grad", "lr-zero", "params-not-in-optimizer"} <= set(report.clear)  # these need no loss
+
+
+def unread(steps):
+    """Losses that are NaN in the columns because they were not read: no event says that they are not finite."""
+    return [replace(step, events=tuple(each for each in step.events if each.kind != "nonfinite")) for step in steps]
+
+
+def test_a_loss_that_is_read_in_some_steps_only_is_not_enough(tmp_path):
+    steps = unread(training(loss=lambda step: falling(step) if step % 4 == 0 else nan))
+    assert "in 25 of 100 steps only" in diagnose(write(tmp_path / "run", steps)).why_unknown
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "rule"),
+    [(Kind.PARAMETER, "parameters", "unchanged-parameter"), (Kind.GRADIENT, "gradients", "vanishing-gradient")],
+    ids=["parameters", "gradients"],
+)
+def test_without_statistics_of_parameters_the_verdict_is_unknown(kind, name, rule, tmp_path):
+    empty = {path: dict.fromkeys(STATISTICS, 0.0) for path in PARAMETER_IDS}
+    reason = "some tensors could not be measured: Wrapped lacks aten.sum"
+    events = {0: [Event("unobserved", 0, {"probe": "parameters_and_gradients", "where": "", "reason": reason})]}
+    report = diagnose(write(tmp_path / "run", training(frames=lambda step: {kind: empty}, events=events)))
+    assert report.verdict == "unknown"
+    assert report.why_unknown == f"No {name} could be measured: Wrapped lacks aten.sum."
+    assert rule not in report.clear
+    assert "dead-relu" in report.clear
+
+
+def test_a_disabled_probe_makes_the_verdict_unknown(tmp_path):
+    events = {30: [Event("retired", 30, {"probe": "loss", "where": "", "error": "RuntimeError: no"})]}
+    report = diagnose(write(tmp_path / "run", training(events=events)))
+    assert report.why_unknown == "The probe 'loss' failed and was disabled at step 30: RuntimeError: no."
+    assert "disabled probe: loss: RuntimeError: no" in report.summary()
+
+
+def test_steps_of_forked_children_make_the_verdict_unknown(tmp_path):
+    report = diagnose(write(tmp_path / "run", training(), late=[Event("children", 100, {"num_steps": 60})]))
+    assert report.why_unknown.startswith("60 training steps ran in forked child processes. Child processes are not watched: call sonde.")
+
+
+def test_no_training_beside_child_processes_says_how_to_watch_them(tmp_path):
+    report = diagnose(write(tmp_path / "run", [], late=[Event("children", 0, {"num_steps": 0})]))
+    assert "Child processes are not watched: call sonde.watch(model, optimizer) in the function that they run." in report.why_unknown
+
+
+def test_a_session_that_measures_nothing_says_so(tmp_path):
+    start = {
+        "name": "run", "argv": [], "sonde": "", "python": "", "torch": "", "every": None, "mode": "none", "level": "basic",
+        "overhead_budget": 0.02, "native_kernel": True, "threads": 1,
+    }  # fmt: skip
+    report = diagnose(write(tmp_path / "run", [], late=[Event("start", 0, start)]))
+    assert report.why_unknown.startswith("Nothing was measured: the mode is 'none'.")
+
+
+@pytest.mark.parametrize("end", ["exception", ""], ids=["raised", "killed"])
+def test_nothing_is_found_in_a_run_that_crashed_but_it_is_not_called_healthy(end, tmp_path, monkeypatch):
+    monkeypatch.setattr("sonde.runlog.run_reader.process_state", lambda manifest: "gone")
+    report = diagnose(write(tmp_path / "run", healthy(100), end=end))
+    assert (report.verdict, report.exit_code, report.why_nothing_found) == ("nothing_found", 0, "It did not run to its end.")
+    assert report.summary().startswith("nothing found: run, 100 steps, ")
+    assert json.loads(report.to_json())["verdict"] == "nothing_found"
+
+
+def test_a_loss_that_did_not_move_is_not_called_healthy(tmp_path):
+    report = diagnose(write(tmp_path / "run", training(loss=lambda step: 5.0 + 0.02 * noise(step))))
+    assert (report.verdict, report.exit_code) == ("nothing_found", 0)
+    assert report.why_nothing_found == "The loss did not fall (5 at first, 5 at the end)."
+
+
+def test_a_loss_that_falls_again_in_a_second_phase_has_moved(tmp_path):
+    steps = training(200, loss=lambda step: falling(step) if step < 100 else falling(step - 100) + 2.2)
+    assert diagnose(write(tmp_path / "run", steps), rules=(SILENT,)).verdict == "healthy"
+
+
+def test_a_mode_without_statistics_is_not_called_healthy(tmp_path):
+    report = diagnose(write(tmp_path / "run", training(observed=lambda step: False)))
+    assert (report.verdict, report.why_nothing_found) == (
+        "nothing_found", "Neither parameters nor gradients were measured.",
+    )  # fmt: skip
+
+
+def test_the_summary_is_short(tmp_path):
+    events = {0: [Event("unobserved", 0, {"where": "net.3", "reason": "it is compiled"})]}
+    report = diagnose(write(tmp_path / "run", training(60, events=events, frames=lambda step: {Kind.ACTIVATION: {}})))
+    assert report.summary().splitlines() == [
+        "healthy: run, 60 steps, finished",
+        "not observed: net.3: it is compiled",
+        f"{len(report.not_evaluated)} rules had nothing to look at: `sonde diagnose -v`",
+    ]
 
 
 @pytest.mark.parametrize(

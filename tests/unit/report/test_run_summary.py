@@ -21,6 +21,24 @@ def test_nothing_is_told_where_nothing_happened():
     assert told(training()) == {}
 
 
+def test_accumulated_losses_are_said_to_be_means_of_what_backward_got():
+    said = told(training(scalars=lambda step: {"backwards": 4}))
+    assert said == {
+        "accumulated": "4 backwards per update; the loss shown is the mean of what backward was called on, after any division by 4"
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "said"),
+    [(312_500_000, "an endless sequence of batches of 32"), (1_200, "1,200 batches of 32"), (None, "batches of 32")],
+)
+def test_the_length_of_a_loader_is_told_unless_nobody_would_see_its_end(num_batches, said):
+    about = {"call": "loader", "line": "train.py:9", "text": "", "order": "random", "batch_size": 32, "num_workers": 0}
+    description = about | ({"num_batches": num_batches} if num_batches else {})
+    event = Event("pass", 0, {"loader": 0, "num": 1, "num_batches": num_batches, "description": description})
+    assert told(training(events={0: [event]}))["data"] == f"{said} from the DataLoader at train.py:9, shuffled, no workers"
+
+
 def test_a_warm_up_its_peak_and_its_end_are_told():
     rate = lambda s: 0.1 * min((s + 1) / 50, (200 - s) / 150)  # noqa: E731 -- short
     said = told(run(scheduler=made("OneCycleLR"), rate=rate))["schedule"]

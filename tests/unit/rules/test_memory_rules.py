@@ -104,6 +104,13 @@ def test_a_graph_that_is_kept_is_found_by_its_holder():
     assert finding.evidence["graph_nodes"] == 1260
 
 
+def test_a_graph_leak_names_the_line_that_stores_and_no_amount_of_0_bytes():
+    leak = LEAK | {"num_nodes": 434, "num_bytes": 0, "line": "train.py:9", "text": "total += loss"}
+    (finding,) = answer(graph_leak, growing(0), [Event("leaks", 20, {"leaks": [leak]})], kept=float)
+    assert (finding.evidence["source"], finding.evidence["source_text"]) == ("train.py:9", "total += loss")
+    assert "kept" not in finding.evidence
+
+
 def test_graphs_without_a_holder_that_lasts_are_clear():
     assert answer(graph_leak, growing(0), [Event("leaks", 20, {"leaks": []})], kept=float) == Clear()
     assert answer(graph_leak, growing(0), [Event("leaks", 20, {"leaks": [LEAK]})], kept=lambda number: 0.0) == Clear()
@@ -122,7 +129,8 @@ def test_the_first_leak_that_keeps_graphs_is_the_graph_leak_and_the_first_of_all
 def test_a_leak_with_cells_of_the_wrong_type_does_no_harm():
     leak = {"holder": 5, "cause": None, "num_bytes": "many", "num_nodes": 3}
     (finding,) = answer(graph_leak, growing(0), [Event("leaks", 20, {"leaks": [leak]})])
-    assert (finding.evidence["holder"], finding.evidence["kept"]) == ("", "0 bytes")
+    assert finding.evidence["holder"] == ""
+    assert "kept" not in finding.evidence
 
 
 def test_a_death_is_told_with_what_had_filled_the_memory_and_what_would_fit():

@@ -43,6 +43,35 @@ def test_a_loader_that_is_started_after_the_first_forward_counts_if_there_is_no_
         assert view.training_loader.at == " at train.py:3"
 
 
+def begins(step, index, **given):
+    """A loader begins a pass; with its settings, as in the first one."""
+    description = {"call": "loader", "line": f"train.py:{index}", "text": "", "order": "sequential", "batch_size": 32, "num_workers": 0}
+    return Event("pass", step, {"loader": index, "num": 1, "num_batches": 10, "description": description | given})
+
+
+def evaluates(*steps):
+    return lambda step: {"eval_forwards": float(step in steps)}
+
+
+def test_of_loaders_that_share_a_line_the_one_that_training_steps_follow_feeds_the_training():
+    """A helper that iterates over either: the validation runs first and after each round."""
+    events = {step: [begins(step, 7), begins(step, 8, order="random")] for step in (0, 10, 20)}
+    with view_of(training(30, events=events, scalars=evaluates(0, 10, 20))) as view:
+        assert (view.training_loader.at, view.training_loader.order) == (" at train.py:8", "random")
+
+
+def test_a_validation_in_the_middle_of_a_pass_does_not_take_over_the_training():
+    events = {0: [begins(0, 8)], 10: [begins(10, 7)], 20: [begins(20, 7)]}
+    with view_of(training(100, events=events, scalars=evaluates(10, 20))) as view:
+        assert view.training_loader.at == " at train.py:8"
+
+
+def test_a_training_without_a_loader_is_not_fed_by_that_of_its_validation():
+    steps = fed(training(30, events={10: [begins(10, 7)]}, scalars=evaluates(10)), data=lambda step: {"num_fetched": int(step == 10)})
+    with view_of(steps) as view:
+        assert (view.training_loader.at, view.training_loader.order) == ("", "")
+
+
 def test_without_a_loader_nothing_is_known_of_it():
     with view_of(training(5)) as view:
         known = view.training_loader

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sonde.errors import SondeError
-from sonde.events import STATISTICS, Site
+from sonde.events import STATISTICS, Ended, NonFinite, Site
 from sonde.runlog import record_format as f
 from sonde.runlog import writer as writing
 from sonde.runlog.run_reader import Run
@@ -187,6 +187,35 @@ def test_the_count_is_exact_when_the_gap_record_itself_cannot_be_written(tmp_pat
     num_made = 2 + 2 * 3 * len(range(1, 900, 7))
     assert num_written + training.writer.num_dropped == num_made
     assert sum(gap.num_dropped for gap in run.gaps) == training.writer.num_dropped
+
+
+def test_on_a_full_disk_the_gap_the_events_and_the_end_replace_the_last_steps(tmp_path, monkeypatch):
+    training = Training(tmp_path)
+    for number in range(200):
+        training.step(number)
+    room = training.writer.path.stat().st_size
+
+    def full_disk(fd, data):
+        num = min(max(room - os.fstat(fd).st_size, 0), len(data))
+        if num == 0:
+            raise OSError(errno.ENOSPC, "full")
+        return os.write(fd, data[:num])
+
+    monkeypatch.setattr(writing, "_write", full_disk)
+    for number in range(200, 400):
+        training.writer.emit(NonFinite(what="loss", where="loss"), number)
+        training.step(number)
+    training.writer.emit(Ended(how="finished", exit_code=0, exception=""), 400)
+    training.writer.close()
+    run = Run(tmp_path)
+    assert (run.damage, run.torn, training.writer.unwritten_gap) == ([], [], None)
+    assert run.ended.how == "finished"
+    assert next(run.events(NonFinite)).step == 200
+    numbers = [step.number for step in run.steps()]
+    assert numbers == list(range(len(numbers)))
+    assert 0 < len(numbers) < 200
+    assert (run.gaps[-1].first_step, run.gaps[-1].last_step) == (len(numbers), 400)
+    assert run.sites == {0: LOSS, 1: WEIGHT}
 
 
 def test_a_full_segment_is_followed_by_one_that_can_be_read_alone(tmp_path):

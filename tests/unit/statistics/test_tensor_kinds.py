@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 import weakref
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
+from sonde.events import STATISTICS
 from sonde.statistics import exponent_histogram, reductions, statistics_without_extension
 from sonde.statistics.content_hash import content_hash
+from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.parameter_snapshot import ParameterSnapshot
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 from statistics_cases import check, each_implementation, measured  # noqa: F401
@@ -109,6 +113,54 @@ class Wrapper(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         raise RuntimeError("not implemented")
+
+
+class Wrapped(torch.Tensor):
+    """Holds another tensor and computes with it, without memory of its own."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held):
+        made = torch.Tensor._make_wrapper_subclass(cls, held.shape, strides=held.stride(), dtype=held.dtype, device=held.device)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(Wrapped, lambda one: one.held, (args, kwargs or {}))
+        return tree_map_only(torch.Tensor, Wrapped, func(*args, **kwargs))
+
+
+def test_a_class_with_its_own_dispatch_is_measured_by_torch_operations(implementation):
+    plain = torch.tensor([[1.0, -2.0, 0.0], [float("nan"), float("inf"), 5.0]])
+    rows = StatisticsTable(3)
+    rows.measure(0, [Wrapped(plain), plain, torch.nn.Parameter(Wrapped(torch.ones(4)))])
+    rows.synchronize()
+    assert rows.unsupported == {}
+    assert rows.values[0].tolist() == pytest.approx(rows.values[1].tolist())
+    assert rows.values[2, 0] == 4
+    assert reductions.check_finite([torch.ones(2), Wrapped(plain)])[1] == 1
+    assert reductions.check_finite([Wrapped(torch.full((2,), 3.0)), None]) == (pytest.approx(18.0), -1)
+    assert read_scalar(Wrapped(torch.tensor(2.5))) == 2.5
+    assert reductions.any_nonzero([Wrapped(torch.zeros(3))]) is False
+    assert reductions.any_nonzero([Wrapped(torch.ones(3))]) is True
+
+
+def test_the_update_of_a_class_with_its_own_dispatch_is_measured(implementation):
+    weight, rows, snapshot = Wrapped(torch.ones(3)), StatisticsTable(1), ParameterSnapshot(1000)
+    snapshot.take([weight], rows, 0)
+    weight.held.add_(2.0)
+    snapshot.diff([weight], rows, 0)
+    rows.synchronize()
+    assert rows.values[0, STATISTICS.index("mean")] == 2.0
+
+
+def test_where_users_code_must_not_run_a_class_with_its_own_dispatch_is_not_read(implementation):
+    total, bad = reductions.check_finite([Wrapped(torch.full((2,), float("nan")))], runs_users_dispatch=False)
+    assert math.isnan(total)  # not 0, which would mean that the gradients are empty
+    assert bad == -1
+    assert reductions.check_finite([Wrapped(torch.ones(2)), torch.ones(2)], runs_users_dispatch=False) == (pytest.approx(2.0), -1)
 
 
 def quantized() -> torch.Tensor:

@@ -4,9 +4,11 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from sonde.capture.describe_dataloader import describe_loader
 from sonde.capture.find_planned_epochs import enclosing_epoch_loop, lines_of_callers
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.events import DataPass
+from sonde.capture.user_source_line import describe_line, user_frame
+from sonde.events import CallSiteFound, DataPass, encode
 from sonde.statistics.private_torch_api import has_map_dataset
 
 MAX_LOADERS = 200  # that are told apart
@@ -50,7 +52,7 @@ class DataLoaderEpochProbe(Probe):
         loop = enclosing_epoch_loop(self._attached_at)
         event = DataPass(
             loader=entry.index, pass_number=entry.num_passes, num_batches=entry.num_batches, is_last_recorded=is_last or None,
-            **(loop._asdict() if loop else {}),
+            **(loop._asdict() if loop else {}), description=_description(loader) if entry.num_passes == 1 else None,
         )  # fmt: skip
         self._recorder.emit(event, step)
 
@@ -64,6 +66,11 @@ class DataLoaderEpochProbe(Probe):
             entry = self._entries[id(loader)] = _LoaderEntry(self._num_loaders, weakref.ref(loader), _num_batches(loader))
             self._num_loaders += 1
         return entry
+
+
+def _description(loader: Any) -> dict[str, Any]:
+    line, text = describe_line(user_frame())
+    return dict(encode(CallSiteFound(call="loader", line=line, text=text, **describe_loader(loader)))[1])
 
 
 def _num_batches(loader: Any) -> int | None:

@@ -49,7 +49,7 @@ class FiniteCheck(Probe):
         inputs = [(place, tensor) for place, tensor in inputs if tensor.is_floating_point() and not on_device(tensor)]
         if not inputs:
             return None
-        _, bad = reductions.check_finite([tensor for _, tensor in inputs])
+        _, bad = reductions.check_finite([tensor for _, tensor in inputs], runs_users_dispatch=self._state.is_observed)
         return report_nonfinite(self._state, "input", f"input.{inputs[bad][0]}", inputs[bad][1]) if bad >= 0 else None
 
     def on_backward_end(self) -> Incident | None:
@@ -60,7 +60,7 @@ class FiniteCheck(Probe):
         optimizer = entry.optimizer() if entry is not None else None
         held = optimizer_parameters(optimizer) if optimizer else [p for watched in self._context.models for _, p in watched.parameters()]
         parameters = [p for p in held if p.grad is not None and not on_device(p.grad)]
-        _, bad = reductions.check_finite([p.grad for p in parameters])
+        _, bad = reductions.check_finite([p.grad for p in parameters], runs_users_dispatch=self._state.is_observed)
         return self._report_gradient(parameters[bad]) if bad >= 0 else None
 
     def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> Incident | None:
@@ -93,7 +93,7 @@ class FiniteCheck(Probe):
         if away:
             self._defer(away)
         gradients = [p.grad if not away or p.grad is None or not on_device(p.grad) else None for p in parameters]
-        return (*reductions.check_finite(gradients), bool(away))
+        return (*reductions.check_finite(gradients, runs_users_dispatch=self._state.is_observed), bool(away))
 
     def _record_update(self, entry: OptimizerGradients, parameters: list[torch.Tensor], *, is_empty: bool) -> None:
         scalars = self._state.scalars
@@ -133,14 +133,18 @@ class FiniteCheck(Probe):
 
     def _defer(self, parameters: list[torch.Tensor]) -> None:
         """Their norms are computed on the device; the answer comes with the next transfer."""
-        by_device: dict[torch.device, tuple[list[str], list[torch.Tensor]]] = {}
+        groups: dict[tuple[torch.device, type], tuple[list[str], list[torch.Tensor]]] = {}
         for p in parameters:
             if p.grad is not None and unsupported_reason(p.grad) is None:
-                names, gradients = by_device.setdefault(p.grad.device, ([], []))
+                names, gradients = groups.setdefault((p.grad.device, type(p.grad)), ([], []))
                 names.append(self._context.models.parameter_name(p))
                 gradients.append(p.grad)
-        for names, gradients in by_device.values():
-            self._context.deferred.add(reductions.norms(gradients), partial(self._on_fetched, self._state.number, names))
+        for names, gradients in groups.values():
+            try:
+                norms = reductions.norms(gradients)
+            except Exception:  # an operation that the user's class of tensors does not have
+                continue
+            self._context.deferred.add(norms, partial(self._on_fetched, self._state.number, names))
 
     def _on_fetched(self, step: int, names: list[str], norms: Sequence[float] | Exception) -> None:
         if isinstance(norms, Exception):

@@ -11,13 +11,15 @@ import torch
 from sonde.capture.incident_types import Incident, SpikeIncident
 from sonde.capture.probes.finite_check import report_nonfinite
 from sonde.capture.probes.probe import Probe, ProbeContext
-from sonde.events import NonFinite
+from sonde.events import NonFinite, NotMeasured
 from sonde.spike_detection import LossBound
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import loss_scale_tensor
-from sonde.statistics.statistics_without_extension import unsupported_reason
+from sonde.statistics.statistics_without_extension import measurable
+from sonde.statistics.statistics_without_extension import reason as describe_error
 
+MAX_REASONS = 8  # why losses could not be read: each is recorded once
 
 class LossProbe(Probe):
     """Records the loss of every step, and finds losses that are not finite or far above the recent ones."""
@@ -29,6 +31,7 @@ class LossProbe(Probe):
         self._sums: dict[str, tuple[float, int]] = {}  # by series: sum and number of the losses of this step
         self._on_device: dict[str, list[torch.Tensor]] = {}  # by series: losses that are on a device
         self._scale_on_device: torch.Tensor | None = None
+        self._reasons: set[str] = set()  # why losses could not be read
         self._recent: defaultdict[str, LossBound] = defaultdict(LossBound)  # by series
 
     def on_optimizer_created(self, optimizer: torch.optim.Optimizer) -> None:
@@ -46,6 +49,8 @@ class LossProbe(Probe):
 
     def on_backward_start(self, tensors: Any) -> Incident | None:
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
+            what = f"a tensor of shape {list(tensors.shape)}" if isinstance(tensors, torch.Tensor) else "several tensors"
+            self._note_unread(f"backward started from {what}")
             return None
         state = self._state
         series = self._context.call_sites.loss_series(state.number)
@@ -62,8 +67,10 @@ class LossProbe(Probe):
             value = read_scalar(loss)
         self._is_known = value is not None
         if value is None:
-            if unsupported_reason(loss) is None:  # a meta or fake tensor holds no number
-                self._on_device.setdefault(series, []).append(_first_element(loss))
+            try:
+                self._on_device.setdefault(series, []).append(_first_element(measurable(loss)))
+            except Exception as error:  # a meta or fake tensor holds no number, and a class of tensors may lack an operation
+                self._note_unread(describe_error(error))
             return math.nan
         if not math.isnan(self._state.loss_scale):
             value /= self._state.loss_scale
@@ -74,6 +81,11 @@ class LossProbe(Probe):
         self._sums[series] = (total + value, num + 1)
         return value
 
+    def _note_unread(self, reason: str) -> None:
+        if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
+            self._reasons.add(reason)
+            self._recorder.emit(NotMeasured(probe=self.name, where="", reason=f"the loss could not be read: {reason}"), self._state.number)
+
     def _check_spike(self, series: str, value: float) -> SpikeIncident | None:
         leap = self._recent[series].update(value)
         return None if leap is None else SpikeIncident(step=self._state.number, what="loss", where=series, leap=leap)
@@ -82,10 +94,14 @@ class LossProbe(Probe):
         for series, (total, num) in self._sums.items():
             self._state.scalars[series] = total / num
         for series, losses in self._on_device.items():
-            scale = self._scale_on_device if self._scale_on_device is not None else torch.ones_like(losses[0])
             divisor = self._state.hints.loss_divisor
-            mean = torch.stack(losses).mean().reshape(1) * (divisor() if divisor is not None else 1.0)
-            numbers = torch.cat([mean, _first_element(scale).to(mean.device)])
+            try:
+                scale = self._scale_on_device if self._scale_on_device is not None else torch.ones_like(losses[0])
+                mean = torch.stack(losses).mean().reshape(1) * (divisor() if divisor is not None else 1.0)
+                numbers = torch.cat([mean, _first_element(scale).to(mean.device)])
+            except Exception as error:  # an operation that the user's class of tensors does not have
+                self._note_unread(describe_error(error))
+                continue
             self._context.deferred.add(numbers, partial(self._on_fetched, self._state.number, series))
         self._sums.clear()
         self._on_device.clear()
@@ -97,7 +113,8 @@ class LossProbe(Probe):
 
     def _on_fetched(self, step: int, series: str, numbers: Sequence[float] | Exception) -> None:
         if isinstance(numbers, Exception):
-            return  # the step's loss stays unknown
+            self._note_unread(describe_error(numbers))  # the step's loss stays unknown
+            return
         loss = self._state.last_loss = numbers[0] / numbers[1]
         self._recorder.scalars_of(step)[series] = loss
         if not math.isfinite(loss):

@@ -13,7 +13,9 @@ from sonde.render.terminal.sparkline import is_log
 from sonde.report import Report
 from sonde.runlog.run_reader import Run
 
-HEADLINES = {"healthy": "Healthy", "problems": "", "unknown": "Unknown: nothing could be judged"}  # problems: the rules that found them
+HEADLINES = {  # problems: the rules that found them
+    "healthy": "Healthy", "nothing_found": "Nothing found", "problems": "", "unknown": "Unknown: too little was seen to judge",
+}  # fmt: skip
 COLUMNS = ("mean", "std", "min", "max", "l2", "zeros", "nan", "inf")
 TITLES = {
     Kind.ACTIVATION: "Outputs of layers", Kind.ACTIVATION_GRADIENT: "Gradients of outputs", Kind.PARAMETER: "Parameters",

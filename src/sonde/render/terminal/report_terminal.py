@@ -13,11 +13,15 @@ from sonde.formatting import number, number_or_text
 from sonde.render.report_content import evidence, group_findings, in_place, loss_series, notes, rate_series, run_sentence, source_line
 from sonde.render.terminal.print_to_terminal import line, paragraph
 from sonde.render.terminal.sparkline import is_log, sparkline
+from sonde.report.report_types import verdict_words
 
 if TYPE_CHECKING:
     from sonde.report import Report
 
-MARKS = {"healthy": ("✓", "ok", "bold green"), "problems": ("✗", "!!", "bold red"), "unknown": ("?", "?", "bold yellow")}
+MARKS = {
+    "healthy": ("✓", "ok", "bold green"), "nothing_found": ("–", "-", "bold"), "problems": ("✗", "!!", "bold red"),
+    "unknown": ("?", "?", "bold yellow"),
+}  # fmt: skip
 STYLES = {Severity.INFO: "bold blue", Severity.WARNING: "bold yellow", Severity.ERROR: "bold red", Severity.CRITICAL: "bold white on red"}
 INDENT = 12  # characters for the words to the left of the text: cause, line, fix …
 CURVE_WIDTH = 56
@@ -30,10 +34,11 @@ class TerminalReport:
 
     Args:
         has_findings: False leaves the findings out: `sonde diagnose --follow` has printed each when it appeared.
+        is_verbose: List every rule that was not evaluated, with the reason.
     """
 
-    def __init__(self, report: Report, *, has_findings: bool = True) -> None:
-        self.report, self.has_findings = report, has_findings
+    def __init__(self, report: Report, *, has_findings: bool = True, is_verbose: bool = False) -> None:
+        self.report, self.has_findings, self.is_verbose = report, has_findings, is_verbose
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _head(self.report, options)
@@ -41,6 +46,11 @@ class TerminalReport:
             yield from _findings(self.report, self.report.findings, options)
         yield line()
         yield from _foot(self.report, options)
+        if self.is_verbose and self.report.not_evaluated:
+            yield line()
+            yield line(("not evaluated", "bold"))
+            for row in self.report.not_evaluated:
+                yield from paragraph(f"{row.rule}: {row.reason}", options.max_width, label=("  ", ""), indent=2, style="dim")
 
 
 class TerminalFindings:
@@ -63,8 +73,8 @@ def _findings(report: Report, findings: Sequence[Finding], options: ConsoleOptio
 
 def _head(report: Report, options: ConsoleOptions) -> Iterator[Text]:
     mark, plain, style = MARKS[report.verdict]
-    label = f"{plain if options.ascii_only else mark} {report.verdict}"
-    yield from paragraph(run_sentence(report), options.max_width, label=(label, style), indent=INDENT)
+    label = f"{plain if options.ascii_only else mark} {verdict_words(report.verdict)}"
+    yield from paragraph(run_sentence(report), options.max_width, label=(label, style), indent=max(INDENT, len(label) + 2))
     for name, (_, values) in (("loss", loss_series(report)), ("rate", rate_series(report))):
         if values:
             yield _curve(name, values, options)

@@ -12,6 +12,7 @@ from rich.text import Text
 from sonde.formatting import DASH, counted, layer_name, printable, shorten
 from sonde.render.terminal.print_to_terminal import line, paragraph
 from sonde.render.terminal.report_terminal import MARKS
+from sonde.report.report_types import verdict_words
 
 if TYPE_CHECKING:
     from sonde.report.verdict_cache import CachedVerdict, ListedRun
@@ -63,7 +64,8 @@ def _cells(run: ListedRun, dash: str, options: ConsoleOptions) -> tuple[str, ...
         return name, started, dash, dash, dash, dash
     verdict = run.verdict
     mark = MARKS[verdict.verdict][options.ascii_only]
-    return name, started, f"{verdict.num_steps:,}", f"{mark} {verdict.verdict}", printable(verdict.last_loss) or dash, _finding(verdict)
+    words = f"{mark} {verdict_words(verdict.verdict)}"
+    return name, started, f"{verdict.num_steps:,}", words, printable(verdict.last_loss) or dash, _finding(verdict)
 
 
 def _date(started: float) -> str:

@@ -16,6 +16,8 @@ class FoundLeak(NamedTuple):
     fix: str
     num_bytes: float
     num_nodes: float  # of autograd graphs that they keep alive
+    line: str  # that stores them: "train.py:41"; empty if it is not known
+    line_text: str
 
 
 def found_leaks(view: RunView) -> list[FoundLeak]:
@@ -28,6 +30,8 @@ def found_leaks(view: RunView) -> list[FoundLeak]:
             text(leak, "fix").rstrip("."),
             amount(leak, "num_bytes"),
             amount(leak, "num_nodes"),
+            text(leak, "line"),
+            text(leak, "text"),
         )
         for event in view.events(LeaksInvestigated)
         for leak in event.leaks

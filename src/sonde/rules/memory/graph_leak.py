@@ -16,6 +16,7 @@ from sonde.rules._shared.leak_events import found_leaks
 from sonde.rules.column_helpers import largest_number
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 ENOUGH = 8  # observed steps in which live graphs were counted
 
@@ -34,8 +35,9 @@ def check(view: RunView) -> Result:
         evidence={
             "holder": leak.holder,
             "graph_nodes": leak.num_nodes,
-            "kept": size(leak.num_bytes),
+            **({"kept": size(leak.num_bytes)} if leak.num_bytes else {}),  # a graph of scalars holds nearly nothing
             "graphs_alive": float(np.fmax(largest_number(graphs_alive), 0.0)),
+            **source_evidence(leak.line, leak.line_text),
         },
     )
 

@@ -19,6 +19,7 @@ from sonde.memory_trend import MB, MIN_POINTS, MemoryThreshold, MemoryTrend
 from sonde.rules._shared.leak_events import found_leaks
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
+from sonde.run_view.source_lines_of_calls import source_evidence
 
 LEAST_MB = 24.0  # MiB: allocators take memory in pieces, and a loop that prints and logs grows by a few
 
@@ -69,7 +70,7 @@ def _growth(view: RunView) -> Result:
         cause = f"{grew}, and no place was found where tensors accumulate without a bound"
         fix = "search for a list or a cache of numpy arrays or Python objects that only grows, unless it is a buffer with a bound"
         return [Finding(RULE.name, Severity.INFO, "", growth.first_step, cause, fix, evidence)]
-    evidence |= {"holder": leak.holder, "kept": size(leak.num_bytes)}
+    evidence |= {"holder": leak.holder, "kept": size(leak.num_bytes), **source_evidence(leak.line, leak.line_text)}
     return [Finding(RULE.name, Severity.WARNING, "", leak.step, f"{grew}: {leak.cause}", leak.fix, evidence)]
 
 

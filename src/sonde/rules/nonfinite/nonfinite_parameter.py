@@ -1,0 +1,42 @@
+"""The training leaves weights behind that are NaN or Inf, although every loss was finite.
+
+What it finds    trainable parameters with NaN or Inf at the end of the run: made by the last update, or by code after it that averages,
+                 prunes or scales weights.
+Why it matters   the model that is saved returns NaN for every input.
+How it knows     all parameters of the watched models are checked when the run ends. No loss shows it, because no step follows.
+Known problems   if a loss was not finite before, its own rule has found the cause, and this one is silent.
+Fix              check what is done to the weights after the last step; stop before an update with a gradient that is not finite.
+"""
+
+from sonde.events import NonFinite, Severity
+from sonde.formatting import number
+from sonde.rules.rule import Clear, Result, Rule
+from sonde.run_view import RunView
+
+PARAMETER = "parameter"
+
+
+def check(view: RunView) -> Result:
+    events = view.events(NonFinite)
+    bad = next((event for event in events if event.what == PARAMETER), None)
+    if bad is None or view.loss_trend.num_nonfinite:
+        return Clear()
+    num_nan, num_inf, num_elements = (float(num or 0) for num in (bad.num_nan, bad.num_inf, bad.num_elements))
+    gradient = next((event for event in events if event.what == "gradient" and event.step >= view.last_step), None)
+    made_by = (
+        f"the gradient of {gradient.where or 'a parameter'} was not finite in the last step"
+        if gradient
+        else "the last update made them, or code after it"
+    )
+    return RULE.finding(
+        Severity.CRITICAL,
+        view.last_step,
+        cause=f"at the end of the run {number(num_nan + num_inf)} of {number(num_elements)} numbers of {bad.where} are NaN or Inf although "
+        f"every loss was finite: {made_by}",
+        fix="check what is done to the weights after the last step, and skip an update whose gradient is not finite",
+        evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
+        where=bad.where,
+    )
+
+
+RULE = Rule("nonfinite-parameter", check, page=__doc__, needs=("optimizer_steps",))
