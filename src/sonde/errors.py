@@ -26,6 +26,10 @@ class Stopped(SondeError):
     exit_code = 130  # as a shell says it
 
 
+class RunNotWritable(SondeError):
+    """The directory of a run cannot be created or written: the disk is full or read-only, or the user may not."""
+
+
 class NoRunError(SondeError):
     """There is no run where one was expected."""
 
