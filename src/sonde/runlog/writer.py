@@ -2,7 +2,7 @@
 
 Records are collected during a step and written by one `os.write` at its end: what a write has accepted survives the death of the process.
 After the constructor no method raises. Records that cannot be written are counted, and a gap record is written as soon as writing works
-again.
+again. Before each write the descriptor is checked: the script may have closed it, and opened a file of its own with the same number.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sonde.events import encode
 from sonde.runlog import record_format as f
 from sonde.runlog.is_writer_running import process_identity
+from sonde.runlog.own_descriptor import close_own, file_identity, move_apart
 from sonde.runlog.record_format import FramePlan, Gap
 from sonde.runlog.run_directory import not_writable
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be moved away during the training
 PENDING_BYTES = 8 << 20  # a step that collects more flushes before its end, to bound the memory
-UNLINKED_CHECK = 256  # flushes between two checks that the file has not been deleted
 EXACT_KINDS = frozenset({"step", "batch"})  # losses and hashes are stored in double precision
 
 _write = os.write  # the only function that writes: tests replace it to inject faults
@@ -62,7 +62,6 @@ class Writer:
         self._warned = False
         self._segment = 0
         self._segment_bytes = segment_bytes
-        self._num_flushes = 0
         self._manifest = dict(manifest or {})
         self._fd = -1
         try:
@@ -89,6 +88,7 @@ class Writer:
                 _quietly(os.close, self._fd)
                 _quietly(os.unlink, self.path)
             raise not_writable(self._directory, error) from error
+        self._identity = file_identity(self._fd)
         self._size = len(start)  # decides only when a new segment starts
 
     @property
@@ -181,8 +181,7 @@ class Writer:
             if self._pending or self._gap:
                 self._flush()
             fd, self._fd, self._pid = self._fd, -1, -1
-        if fd >= 0:
-            _quietly(os.close, fd)
+        close_own(fd, self._identity)
 
     def _flush(self) -> None:
         records, self._pending, self._num_pending_bytes = self._pending, [], 0
@@ -191,11 +190,9 @@ class Writer:
         num_repeated = num_written = 0
         reason = ""
         try:
-            self._num_flushes += 1
+            self._check_descriptor()
             if self._size > self._segment_bytes:
                 self._start_segment()
-            if self._num_flushes % UNLINKED_CHECK == 0 and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
-                self._abandon_file()
             if self._gap is not None:
                 recovery = [f.gap_record(self._gap), *(f.sites_records(self._sites) if self._sites_missing else ())]
                 num_repeated, records = len(recovery), recovery + records
@@ -262,11 +259,28 @@ class Writer:
             reason,
         )
 
-    def _abandon_file(self) -> None:
-        """Close a deleted file: bytes written to it would fill the disk and could not be read."""
-        fd, self._fd = self._fd, -1
-        os.close(fd)
-        raise FileNotFoundError("the run directory was deleted")
+    def _check_descriptor(self) -> None:
+        """Raises where the file is gone. A file that the script has closed is opened again."""
+        try:
+            status = os.fstat(self._fd)
+            is_ours = (status.st_dev, status.st_ino) == self._identity
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            self._fd = -1  # whatever has the number now
+            self._reopen()
+        elif status.st_nlink == 0:
+            # Bytes written to a deleted file would fill the disk and could not be read.
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            raise FileNotFoundError("the run directory was deleted")
+
+    def _reopen(self) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if file_identity(fd) != self._identity:
+            os.close(fd)
+            raise FileNotFoundError("the log was replaced by another file")
+        self._fd = move_apart(fd)
 
     # ---- segments
 
@@ -281,6 +295,7 @@ class Writer:
             return
         try:
             if _write(fd, start) == len(start):
+                self._identity = file_identity(fd)
                 self._fd, fd = fd, self._fd
                 self.path, path = path, self.path
                 self._segment += 1
@@ -295,7 +310,7 @@ class Writer:
 
     def _create(self, segment: int) -> tuple[int, Path]:
         path = self._directory / f"{self._stem}-{segment:03d}.sonde"
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path
+        return move_apart(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)), path
 
 
 def _num_earlier_processes(directory: Path, rank: int) -> int:
