@@ -322,6 +322,14 @@ class StepTracker(TrainingCallbacks):
             if self.state.model is not None:
                 self.models.record_output(self.state.model, output, self.boundaries.number)
 
+    @isolated
+    def on_forward_failed(self) -> None:
+        """A forward has raised, and the probes cannot be called now: its end follows with the next callback."""
+        if self._depth and self._thread == get_ident():
+            self._depth -= 1
+            if self._depth == 0:
+                self.timer.stop("forward")
+
     def _end_open_forward(self, output: Any) -> None:
         module, self._open_forward = self._open_forward, None
         if module is not None:
