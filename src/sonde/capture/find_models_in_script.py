@@ -20,7 +20,7 @@ from sonde.capture.training_callbacks import subscribers
 from sonde.capture.user_source_line import read_locals, user_frame
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.statistics.private_torch_api import graph_task_id, tracing_state
+from sonde.statistics.private_torch_api import graph_task_id, tracing_state, without_modes
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
 MAX_FRAMES = 32
@@ -106,7 +106,7 @@ class ModelDiscovery:
             return
         try:
             if any(True for _ in module.parameters()) and self._models.find(module) is None:
-                self._add(module, args)
+                without_modes(self._add, module, args)
         except Exception as error:
             self._tracker.isolation.report("discovery", "", error)
 
