@@ -21,12 +21,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from sonde.capture.monkeypatch import hide_from_warnings
 from sonde.capture.training_callbacks import TrainingCallbacks, is_suspended
-from sonde.statistics.private_torch_api import call_implementation, compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
+from sonde.statistics.private_torch_api import compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
 
 DEEP = 100  # modules inside of each other: with fewer, Python's recursion limit is far away
 FRAMES_PER_MODULE = 3  # the least that a call of a module takes of Python's stack. A global hook adds one
 HOOK_FRAMES = 100  # more than a callback of Sonde needs
-_plain_call = nn.Module.__dict__["__call__"]
 
 
 class WatchedCall:
@@ -51,8 +50,6 @@ class WatchedCall:
         watched, callbacks = self._find(module)
         if not callbacks:
             return plain
-        if getattr(plain, "__func__", None) is _plain_call:
-            plain = call_implementation(module)  # what it calls: a watched call takes no more of the stack than any other
         return functools.partial(_call_deep if id(module) in self.deep else _call_watched, plain, watched, callbacks)
 
     def callbacks_of(self, module: nn.Module) -> tuple[TrainingCallbacks, ...]:
