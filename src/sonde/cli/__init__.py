@@ -8,6 +8,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -64,7 +65,8 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave the process with its exit code."""
-    remove_from_path(os.path.dirname(os.path.realpath(sys.argv[0])))
+    with suppress(OSError):  # the working directory was deleted
+        remove_from_path(os.path.dirname(os.path.realpath(sys.argv[0])))
     run_script: Callable[[], int] | None = None
     try:
         result = _call(list(sys.argv[1:] if arguments is None else arguments))
