@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be moved away during the training
 PENDING_BYTES = 8 << 20  # a step that collects more flushes before its end, to bound the memory
+UNLINKED_CHECK = 256  # flushes between two checks that the file has not been deleted
 EXACT_KINDS = frozenset({"step", "batch"})  # losses and hashes are stored in double precision
 
 _write = os.write  # the only function that writes: tests replace it to inject faults
@@ -62,6 +63,7 @@ class Writer:
         self._warned = False
         self._segment = 0
         self._segment_bytes = segment_bytes
+        self._num_flushes = 0
         self._manifest = dict(manifest or {})
         self._fd = -1
         try:
@@ -261,6 +263,7 @@ class Writer:
 
     def _check_descriptor(self) -> None:
         """Raises where the file is gone. A file that the script has closed is opened again."""
+        self._num_flushes += 1
         try:
             status = os.fstat(self._fd)
             is_ours = (status.st_dev, status.st_ino) == self._identity
@@ -269,7 +272,7 @@ class Writer:
         if not is_ours:
             self._fd = -1  # whatever has the number now
             self._reopen()
-        elif status.st_nlink == 0:
+        elif status.st_nlink == 0 and self._num_flushes % UNLINKED_CHECK == 0:
             # Bytes written to a deleted file would fill the disk and could not be read.
             fd, self._fd = self._fd, -1
             os.close(fd)
