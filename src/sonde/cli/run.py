@@ -77,7 +77,7 @@ def _watch(
     with existing_directory():  # importing torch ends the process where the working directory was deleted
         from sonde.session import run_script
 
-    stderr = StartupStderr()
+    stderr, process = StartupStderr(), os.getpid()
     launched = run_script(
         script, args, module=module, config=config, to=to, name=name, strict=strict, on_end=run_exit_functions,
         on_not_writable=None if check else _say_not_watched,
@@ -85,8 +85,9 @@ def _watch(
     with suppress(Exception):  # what the script printed comes before the verdict; Python reports at its end what is wrong with the stream
         sys.stdout.flush()
     report = None
-    # Only the first of the processes that torchrun starts prints a verdict.
-    if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):
+    # Only the first of the processes that torchrun starts prints a verdict, and no child that the script has forked.
+    is_first = os.environ.get("RANK", "0") == "0" and os.getpid() == process
+    if launched.run is not None and is_first and (check or not quiet):
         with stderr.in_place():
             report = _judged(launched.run, launched.lost, quiet=quiet, strict=strict)
     launched.script.enter()  # what is left of it (daemon threads, destructors) finds its own modules until Python ends

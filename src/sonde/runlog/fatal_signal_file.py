@@ -125,7 +125,7 @@ def fatal_signals_recorded(directory: Path) -> Iterator[None]:
     if not _forks_watched:
         os.register_at_fork(after_in_child=_leave)
         _forks_watched = True
-    identity = file_identity(fd)
+    identity, process = file_identity(fd), os.getpid()
     file = _DumpFile(fd)
     faulthandler.enable(file, all_threads=True)
     _active = weakref.ref(file)
@@ -136,7 +136,7 @@ def fatal_signals_recorded(directory: Path) -> Iterator[None]:
         _leave()
         close_own(fd, identity)
         with contextlib.suppress(OSError):
-            if not path.stat().st_size:
+            if os.getpid() == process and not path.stat().st_size:  # a child that reaches the end of the script leaves it to its parent
                 path.unlink()
 
 
