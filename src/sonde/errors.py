@@ -34,6 +34,10 @@ class OutputExistsError(SondeError):
         self.on_command_line = f"{path} exists already. Give another name, or --force to replace it."
 
 
+class RunNotWritable(SondeError):
+    """The directory of a run cannot be created or written: the disk is full or read-only, or the user may not."""
+
+
 class NoRunError(SondeError):
     """There is no run where one was expected."""
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sonde.config import DebugConfig, as_config, load_config
-from sonde.errors import SondeError
+from sonde.errors import RunNotWritable, SondeError
 
 try:
     _before_ns = perf_counter_ns()
@@ -67,7 +67,7 @@ from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
-from sonde.script_runner import run_to_end, script_environment
+from sonde.script_runner import Script, run_to_end
 from sonde.statistics import native_extension, reductions
 from sonde.statistics.private_torch_api import is_compiled
 from sonde.statistics.tensor_statistics_table import measure_columns
@@ -594,22 +594,37 @@ class ScriptRun:
 
     run: Path | None
     exit_code: int
+    script: Script
     exception: BaseException | None = None
     lost: str = ""  # a sentence about records that could not be written, if the run does not mention them
 
 
 def run_script(
     target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool,
-    import_ns: int = 0,
+    on_end: Callable[[], None] | None = None, on_not_writable: Callable[[RunNotWritable], None] | None = None, import_ns: int = 0,
 ) -> ScriptRun:  # fmt: skip
     """Run a file or a module to its end under a session. Its errors are printed as Python prints them and determine the exit code.
-    `import_ns` is the time that the imports of Sonde took, a part of its start."""
-    session = DebugSession(config, to=to, name=name or (target.rpartition(".")[2] if module else Path(target).stem), strict=strict)
+    `on_end` is called after it, still under the session. With `on_not_writable`, it runs without a session where the run cannot be
+    written. `import_ns` is the time that the imports of Sonde took, a part of its start."""
+    default_name = target.rpartition(".")[2] if module else Path(os.path.abspath(target)).stem
+    session = DebugSession(config, to=to, name=name or default_name, strict=strict)
     session._startup_ns = import_ns
-    with script_environment(target, args, module=module):
-        session.start(script=target)
-        with fatal_signals_recorded(session.run) if session.run is not None else contextlib.nullcontext():
-            result = run_to_end(target, module=module)
+    with Script(target, args, module=module) as script:
+        is_watched = True
+        try:
+            session.start(script=target)
+        except RunNotWritable as failure:
+            if on_not_writable is None:
+                raise
+            is_watched = False
+            on_not_writable(failure)
+        atexit.unregister(session._close_at_exit)  # it is closed below
+        with fatal_signals_recorded(session.run) if is_watched and session.run is not None else contextlib.nullcontext():
+            result = run_to_end(script)
+            if on_end is not None:
+                on_end()
+    if not is_watched:
+        return ScriptRun(None, result.exit_code, script, result.exception)
     error = result.exception
     try:
         text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
@@ -618,7 +633,7 @@ def run_script(
     except Exception:
         if strict:
             raise
-    return ScriptRun(session.run, result.exit_code, error, session.describe_lost_records())
+    return ScriptRun(session.run, result.exit_code, script, error, session.describe_lost_records())
 
 
 def _cpu_of_children_s() -> float:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sonde
 from model_examples import BY_NAME, Checkpointed
 from sonde.statistics import native_extension
-from training_harness import python
+from training_harness import python, visible_to_modes
 
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
@@ -186,7 +186,7 @@ def operations_per_step(every: int, to: Path | None) -> list[tuple[Counter[str],
     session = sonde.watch(model, optimizer, to=to, every=every, strict=True) if to else None
     x, counts = torch.randn(5, 6), []
     for _ in range(6):
-        with Operations() as operations, Reads() as reads:
+        with visible_to_modes(), Operations() as operations, Reads() as reads:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()

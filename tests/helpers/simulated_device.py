@@ -87,11 +87,12 @@ def main(directory: str, programs: list[str]) -> None:
     from sonde.capture.step_profiler import device_transfers
     from sonde.config import load_config
     from sonde.session import run_script
+    from training_harness import visible_to_modes
 
     device_transfers.PINS = (NAME,)
     config = load_config(mode="performance_profiling", performance_profiling_frequency=3)
     for program in programs:
-        with SimulatedDevice():
+        with visible_to_modes(), SimulatedDevice():
             if directory == "-":
                 runpy.run_path(program, run_name="__main__")
                 continue

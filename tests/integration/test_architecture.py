@@ -63,7 +63,7 @@ MAY_IMPORT = {
     | {"capture", "statistics", "tuning", "tools", "session", "script_runner", "cpu_bfloat16_support"},
     "__init__": set(),  # all of its names are lazy
     "compat": set(),  # as above
-    "__main__": {"cli"},
+    "__main__": {"cli", "script_runner"},
 }
 USES_TORCH = {
     "statistics", "capture", "nonfinite", "replay", "leaks", "profiler", "memory_profiler", "tuning", "tools", "incidents", "session",

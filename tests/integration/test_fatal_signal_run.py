@@ -73,7 +73,12 @@ def test_a_real_illegal_instruction_is_named_with_its_line(sonde, tmp_path):
 
 
 def test_a_training_that_ends_leaves_no_file_and_faulthandler_off(sonde, tmp_path):
-    after = "import atexit, faulthandler; atexit.register(lambda: print('enabled', faulthandler.is_enabled()))"
+    # A destructor, which runs after the functions of atexit: those still belong to the training.
+    after = (
+        "import faulthandler\n"
+        "def report(self, is_enabled=faulthandler.is_enabled, print=print): print('enabled', is_enabled())\n"
+        "late = type('Late', (), {'__del__': report})()"
+    )
     (tmp_path / "train.py").write_text(TRAINING.format(setup=after, death="pass"))
     child = sonde("run", "--to", "run", "train.py")
     assert child.returncode == 0, child.stderr

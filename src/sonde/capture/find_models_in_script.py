@@ -4,6 +4,8 @@ A model is what is called from outside of any other module. During a search, glo
 so they are removed as soon as the parameters of every optimizer are found. Names are read from the variables of the frames around the call.
 """
 
+import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -12,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.capture.forward_call_patch import hook_all_modules
+from sonde.capture.forward_call_patch import deeper_stack, hook_all_modules
 from sonde.capture.step_tracker import StepTracker
 from sonde.capture.training_callbacks import subscribers
 from sonde.capture.user_source_line import read_locals, user_frame
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
-from sonde.statistics.private_torch_api import graph_task_id, tracing_state
+from sonde.statistics.private_torch_api import graph_task_id, tracing_state, without_modes
 
 STEPS_SEARCHED = 3  # after an optimizer appears: by then every model that it trains has run
 MAX_FRAMES = 32
@@ -32,6 +34,7 @@ class ModelDiscovery:
         self._models, self._tracker = models, tracker
         self._remove: Callable[[], None] | None = None  # the hooks of a search
         self._depth = 0
+        self._deeper_stack = contextlib.ExitStack()  # during the outermost call
         self._until_step = STEPS_SEARCHED
         self._candidates: list[tuple[str, weakref.ref[nn.Module]]] = []  # models in variables where optimizers were constructed
         self._is_compiling = False
@@ -59,6 +62,7 @@ class ModelDiscovery:
         if remove is not None:
             remove()
         self._depth = 0
+        self._deeper_stack.close()
 
     def _search(self) -> None:
         # Global hooks and the compiler do not go together: with it, models are found by the variables that hold them.
@@ -95,20 +99,29 @@ class ModelDiscovery:
         if torch.compiler.is_compiling() or tracing_state() is not None or self._tracker.is_paused or self._tracker not in subscribers():
             return
         self._depth += 1
-        if self._depth > 1 or graph_task_id() != -1:
+        if self._depth > 1:
+            return
+        self._deeper_stack.enter_context(deeper_stack())
+        if graph_task_id() != -1:
             return
         try:
             if any(True for _ in module.parameters()) and self._models.find(module) is None:
-                self._add(module, args)
+                without_modes(self._add, module, args)
         except Exception as error:
             self._tracker.isolation.report("discovery", "", error)
 
     def _on_call_end(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._depth > 0 and not torch.compiler.is_compiling() and tracing_state() is None and self._tracker in subscribers():
             self._depth -= 1
-            if self._depth == 0 and module is self._first_call:
+            if self._depth > 0:
+                return
+            self._deeper_stack.close()
+            if module is self._first_call:
                 self._first_call = None
-                self._tracker.on_forward_end(module, output)
+                if output is None and sys.exc_info()[0] is not None:
+                    self._tracker.on_forward_failed()  # torch is going through the hooks: none may be removed now
+                else:
+                    self._tracker.on_forward_end(module, output)
 
     def _add(self, module: nn.Module, args: Any) -> None:
         if self._is_for_parts:

@@ -10,8 +10,9 @@ import contextlib
 import functools
 import operator
 import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sonde.capture.monkeypatch import hide_from_warnings
 from sonde.capture.training_callbacks import TrainingCallbacks, is_suspended
 from sonde.statistics.private_torch_api import compiled_wrapper, skip_in_dynamo, tracing_state, unwrap_compiled
+
+DEEP = 100  # modules inside of each other: with fewer, Python's recursion limit is far away
+FRAMES_PER_MODULE = 3  # the least that a call of a module takes of Python's stack. A global hook adds one
+HOOK_FRAMES = 100  # more than a callback of Sonde needs
 
 
 class WatchedCall:
@@ -32,6 +37,7 @@ class WatchedCall:
         self.original = owner.__dict__.get("__call__")  # None: inherited
         self._is_compiled_wrapper = owner is compiled_wrapper()
         self.entries: dict[int, tuple[weakref.ref[nn.Module], tuple[TrainingCallbacks, ...]]] = {}
+        self.deep: set[int] = set()  # ids of the watched modules with many modules inside of each other
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> Any:
         # The next `__call__` is looked up at every call, since torch.fx patches that of nn.Module.
@@ -42,7 +48,9 @@ class WatchedCall:
         if module is None or (not self._is_compiled_wrapper and id(module) not in self.entries):
             return plain
         watched, callbacks = self._find(module)
-        return functools.partial(_call_watched, plain, watched, callbacks) if callbacks else plain
+        if not callbacks:
+            return plain
+        return functools.partial(_call_deep if id(module) in self.deep else _call_watched, plain, watched, callbacks)
 
     def callbacks_of(self, module: nn.Module) -> tuple[TrainingCallbacks, ...]:
         entry = self.entries.get(id(module))
@@ -75,8 +83,15 @@ def _call_watched(plain: Any, module: nn.Module, callbacks: tuple[TrainingCallba
             each.on_forward_end(module, output)
 
 
-hide_from_warnings(_call_watched)
-skip_in_dynamo(_call_watched, recursive=False)
+def _call_deep(*args: Any, **kwargs: Any) -> Any:
+    """The frames of Sonde around a script, and those of its hooks, must not bring a deep model to the recursion limit."""
+    with deeper_stack():
+        return _call_watched(*args, **kwargs)
+
+
+for _function in (_call_watched, _call_deep):
+    hide_from_warnings(_function)
+    skip_in_dynamo(_function, recursive=False)
 
 _watched_classes: dict[type, WatchedCall] = {}
 
@@ -103,6 +118,10 @@ def watch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
     others = watched.callbacks_of(module)
     if callbacks not in others:
         watched.entries[id(module)] = (weakref.ref(module), (*others, callbacks))
+    if any(path.count(".") >= DEEP for path, _ in module.named_modules()):
+        watched.deep.add(id(module))
+    else:
+        watched.deep.discard(id(module))
 
 
 def is_forward_watched(module: nn.Module, callbacks: TrainingCallbacks) -> bool:
@@ -138,9 +157,35 @@ def unwatch_forward(module: nn.Module, callbacks: TrainingCallbacks) -> None:
             owner.__call__ = watched.original  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def deeper_stack() -> Iterator[None]:
+    """Inside, Python's recursion limit is higher by what global hooks add: the deepest model that runs without them runs with them. Endless
+    recursion still ends with a RecursionError."""
+    global _num_deeper, _limits
+    if _num_deeper == 0:
+        limit = sys.getrecursionlimit()
+        if limit != _limits[1]:  # else it could not be lowered the last time
+            _limits = (limit, limit + limit // FRAMES_PER_MODULE + HOOK_FRAMES)
+            sys.setrecursionlimit(_limits[1])
+    _num_deeper += 1
+    try:
+        yield
+    finally:
+        _num_deeper -= 1
+        if _num_deeper == 0 and sys.getrecursionlimit() == _limits[1]:  # else the user has set another
+            with contextlib.suppress(RecursionError):
+                sys.setrecursionlimit(_limits[0])
+                _limits = (0, 0)
+
+
+_num_deeper = 0
+_limits = (0, 0)  # the user's, and the higher one that is set
+
+
 def hook_all_modules(*, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None) -> Callable[[], None]:
     """Hooks on the forward of every module of this process; the answer removes them. They slow all modules down, so for one forward or a
-    short search only."""
+    short search only. Each takes a frame of the stack, see `deeper_stack`. A hook must not remove hooks where the forward failed: torch
+    goes through them then."""
     handles = [register_module_forward_pre_hook(before)] if before is not None else []
     if after is not None:
         handles.append(register_module_forward_hook(after, always_call=before is not None))

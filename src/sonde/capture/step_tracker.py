@@ -38,7 +38,14 @@ from sonde.config import DebugConfig
 from sonde.errors import NonFiniteError
 from sonde.events import NotMeasured
 from sonde.statistics.batched_device_reads import DeferredReads, Use
-from sonde.statistics.private_torch_api import graph_task_id, skip_in_dynamo, tracing_state
+from sonde.statistics.private_torch_api import (
+    graph_task_id,
+    num_dispatch_modes,
+    num_function_modes,
+    skip_in_dynamo,
+    tracing_state,
+    without_modes,
+)
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 HISTOGRAM_FIRST = (0, 4, 16)  # observed steps in which exponent histograms are taken
@@ -65,7 +72,10 @@ def isolated(method: Callable[Concatenate[StepTracker, P], None]) -> Callable[Co
                 return
             timer = self.timer
             timer.entered_ns = perf_counter_ns()
-            method(self, *args, **kwargs)
+            if num_function_modes() or num_dispatch_modes():
+                without_modes(method, self, *args, **kwargs)
+            else:
+                method(self, *args, **kwargs)
             timer.own_ns += perf_counter_ns() - timer.entered_ns
         except NonFiniteError:
             raise  # the user asked for it
@@ -339,6 +349,14 @@ class StepTracker(TrainingCallbacks):
             self.buffer.on_forward_end(library_calls_backward=self.state.hints.library_calls_backward)
             if self.state.model is not None:
                 self.models.record_output(self.state.model, output, self.boundaries.number)
+
+    @isolated
+    def on_forward_failed(self) -> None:
+        """A forward has raised, and the probes cannot be called now: its end follows with the next callback."""
+        if self._depth and self._thread == get_ident():
+            self._depth -= 1
+            if self._depth == 0:
+                self.timer.stop("forward")
 
     def _end_open_forward(self, output: Any) -> None:
         module, self._open_forward = self._open_forward, None

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sonde.statistics.private_torch_api import with_function_modes
+
 
 class TrainingCallbacks:
     """What a subscriber is called for; every method does nothing unless it is overridden. A start is always followed by its end, also after
@@ -122,7 +124,8 @@ def is_suspended() -> bool:
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Inside, this thread calls no subscriber: for tools that run a model by themselves, which is not training."""
+    """Inside, this thread calls no subscriber: for tools that run a model by themselves, which is not training. Modes of torch that the
+    user has set are active for it."""
     thread = get_ident()
     if thread in _suspended_threads:
         yield
@@ -133,7 +136,8 @@ def suspended() -> Iterator[None]:
     started = perf_counter_ns()
     _suspended_threads.add(thread)
     try:
-        yield
+        with with_function_modes():
+            yield
     finally:
         _suspended_threads.discard(thread)
         for each in affected:

@@ -7,12 +7,14 @@ machine without torch.
 import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 
 import click
 
 from sonde.errors import NO_ROOM, OutputExistsError, SondeError
+from sonde.script_runner import end_by_interrupt, remove_from_path
 
 COMMANDS = (
     "run", "diagnose", "report", "explain", "runs", "compare", "baseline", "export", "compact",
@@ -63,8 +65,16 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave the process with its exit code."""
+    with suppress(OSError):  # the working directory was deleted
+        remove_from_path(os.path.dirname(os.path.realpath(sys.argv[0])))
+    run_script: Callable[[], int] | None = None
     try:
-        code = _call(list(sys.argv[1:] if arguments is None else arguments))
+        result = _call(list(sys.argv[1:] if arguments is None else arguments))
+        if not isinstance(result, int):
+            # A script runs here and not inside of click, so that it has nearly the stack that it has alone.
+            run_script = result
+            raise SystemExit(run_script())  # Python flushes and closes what the script has left of stdout
+        code = result
         if sys.stdout is not None:  # None: the process was started with a closed stdout
             sys.stdout.flush()
     except OutputExistsError as error:
@@ -77,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         code = _print_error(error.format_message(), 2)
     except KeyboardInterrupt:
+        if run_script is not None:
+            end_by_interrupt()
         code = INTERRUPTED
     except BrokenPipeError:
         # The reader has closed the pipe. The rest of the buffer must not raise again when the interpreter flushes it.
@@ -90,16 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(code)
 
 
-def _call(arguments: list[str]) -> int:
+def _call(arguments: list[str]) -> int | Callable[[], int]:
+    """The exit code of a command; of `sonde run`, what runs the script and returns its exit code."""
     # Not group.main(): it ends the process itself when a pipe breaks, with the code that means "problems found".
     try:
         with group.make_context("sonde", arguments) as context:
-            group.invoke(context)
+            result = group.invoke(context)
     except click.exceptions.Exit as request:
         return request.exit_code
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else 0
-    return 0
+    return result if callable(result) else 0
 
 
 def _silence_stdout() -> None:

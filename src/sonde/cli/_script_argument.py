@@ -39,7 +39,11 @@ def check_script_file(command: str, script: str) -> None:
     if path.is_file():
         return
     if path.is_dir():
-        raise SondeError(f"{script} is a directory. Name the script in it, or a module: sonde {command} -m package.module")
+        if (path / "__main__.py").is_file():
+            return
+        raise SondeError(
+            f"{script} is a directory without __main__.py. Name the script in it, or a module: sonde {command} -m package.module"
+        )
     if script.startswith("-"):
         raise SondeError(f"no file {script} here. Sonde's options come before the script, the script's own after it.")
     folder = path.parent
@@ -68,7 +72,10 @@ def _check_module(command: str, name: str) -> None:
 
 
 def _top(name: str) -> ModuleSpec | None:
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted
+        here = ""
     sys.path.insert(0, here)
     try:
         return importlib.util.find_spec(name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -30,9 +31,39 @@ def open_terminal(*, stderr: bool = False, is_wide: bool = False) -> Terminal:
     from sonde.render.terminal.print_to_terminal import WIDEST, Terminal
 
     stream = sys.stderr if stderr else sys.stdout
+    if stream is None:  # closed: rich would print to the other one
+        stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
     return Terminal(stream, widest=sys.maxsize if is_wide else WIDEST)
+
+
+class StartupStderr:
+    """stderr as it is when a command starts. A script may close or replace `sys.stderr`, or close its descriptor and open a file of its
+    own, which then gets the same number."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr
+        self._file = _opened_file(sys.stderr)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, `sys.stderr` is this stream; None if it does not write to its file any more."""
+        theirs = sys.stderr
+        is_usable = self._stream is not None and not self._stream.closed and _opened_file(self._stream) == self._file
+        sys.stderr = self._stream if is_usable else None
+        try:
+            yield
+        finally:
+            sys.stderr = theirs
+
+
+def _opened_file(stream: TextIO | None) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(stream.fileno()) if stream is not None else None
+    except (OSError, ValueError, AttributeError):  # closed, or not a file
+        return None
+    return (status.st_dev, status.st_ino) if status is not None else None
 
 
 def diagnose_with_progress(path: Path, *, lost: str = "") -> Report:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -10,9 +14,13 @@ from typing import TYPE_CHECKING
 import click
 
 from sonde.cli._script_argument import check_script, script_command
+from sonde.cli._terminal import StartupStderr
+from sonde.errors import RunNotWritable
 from sonde.formatting import printable
+from sonde.script_runner import existing_directory, run_exit_functions
 
 if TYPE_CHECKING:
+    from sonde.config import DebugConfig
     from sonde.report import Report
 
 
@@ -47,10 +55,11 @@ def run(
     quiet: bool,
     script: str,
     args: tuple[str, ...],
-) -> None:
+) -> Callable[[], int]:
     """Run a training script and show what is wrong with it.
 
-    The script needs no change. Its output, results and exit code stay the same; the verdict is printed to stderr.
+    The script needs no change. Its output, results and exit code stay the same; the verdict is printed to stderr. SCRIPT may also be a
+    directory or a zip archive with a __main__.py.
 
     \b
     Example:  sonde run train.py --lr 0.1
@@ -68,16 +77,41 @@ def run(
     flags |= {"preset": preset, "every": every, "overhead_budget": budget, "mode": mode, "level": level, "layers": layers or None}
     config = load_config(**dict(setting_from_text(each) for each in settings) | {k: v for k, v in flags.items() if v is not None})
     check_script("run", script, module=module)
+    return partial(_watch, script, args, module=module, config=config, to=to, name=name, strict=strict, check=check, quiet=quiet)
+
+
+def _watch(
+    script: str, args: tuple[str, ...], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool, check: bool,
+    quiet: bool,
+) -> int:  # fmt: skip
+    """Run the script to its end, threads and functions of atexit included, and print the verdict. Returns the exit code."""
     began_ns = perf_counter_ns()
-    from sonde.session import TORCH_IMPORT_NS, run_script
+    with existing_directory():  # importing torch ends the process where the working directory was deleted
+        from sonde.session import TORCH_IMPORT_NS, run_script
 
     import_ns = perf_counter_ns() - began_ns - TORCH_IMPORT_NS  # the script imports torch as well
-    launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict, import_ns=import_ns)
+    stderr, process = StartupStderr(), os.getpid()
+    launched = run_script(
+        script, args, module=module, config=config, to=to, name=name, strict=strict, on_end=run_exit_functions,
+        on_not_writable=None if check else _say_not_watched, import_ns=import_ns,
+    )  # fmt: skip
+    with suppress(Exception):  # what the script printed comes before the verdict; Python reports at its end what is wrong with the stream
+        sys.stdout.flush()
     report = None
-    # Only the first of the processes that torchrun starts prints a verdict.
-    if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):
-        report = _judged(launched.run, launched.lost, quiet=quiet, strict=strict)
-    raise SystemExit(launched.exit_code or (report.exit_code if check and report is not None else 0))
+    # Only the first of the processes that torchrun starts prints a verdict, and no child that the script has forked.
+    is_first = os.environ.get("RANK", "0") == "0" and os.getpid() == process
+    if launched.run is not None and is_first and (check or not quiet):
+        with stderr.in_place():
+            report = _judged(launched.run, launched.lost, quiet=quiet, strict=strict)
+    launched.script.enter()  # what is left of it (daemon threads, destructors) finds its own modules until Python ends
+    if type(launched.exception) is KeyboardInterrupt:
+        raise KeyboardInterrupt
+    return launched.exit_code or (report.exit_code if check and report is not None else 0)
+
+
+def _say_not_watched(error: RunNotWritable) -> None:
+    with suppress(Exception):
+        click.echo(f"sonde: {printable(str(error))}\n       The script runs without Sonde.", err=True)
 
 
 def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | None:

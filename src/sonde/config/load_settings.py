@@ -23,7 +23,7 @@ def load_config(base: DebugConfig | Mapping[str, Any] | None = None, /, **given:
     base = as_config(base)
     values: dict[str, Any] = {}
     if base is None:
-        values |= resolve_names(next(filter(None, (_content(Path.cwd() / name, table) for name, table in _FILES)), {}))
+        values |= resolve_names(next(filter(None, (_content(Path(name), table) for name, table in _FILES)), {}))
         values |= _from_environment(os.environ)
     values |= resolve_names({name: value for name, value in given.items() if value is not None})
     return replace(base or DebugConfig(), **values)

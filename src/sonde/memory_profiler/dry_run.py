@@ -28,7 +28,7 @@ from sonde.formatting import counted
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.memory_profiler import ProcessBaseline, build_report
 from sonde.memory_profiler.memory_report import MemoryReport
-from sonde.script_runner import die_with_parent, run_target, script_environment, show
+from sonde.script_runner import Script, die_with_parent, remove_from_path, show
 from sonde.statistics.private_torch_api import GRAD_SCALER_STEP, DataLoaderIterator, FakeTensorMode, disable_dispatch_modes
 
 NUM_STEPS = 2  # of each optimizer: the first creates its state, the second has it from its start
@@ -70,14 +70,14 @@ def dry_run(
     counter = _StepCounter(finish)
     try:
         with ExitStack() as stack:
-            stack.enter_context(script_environment(target, args, module=module))
+            script = stack.enter_context(Script(target, args, module=module))
             if fake:
                 stack.enter_context(_fake_tensors())
             stack.enter_context(tracker)
             # Subscribed after the tracker: then the state of the optimizer is in its registry when the report is made.
             torch_patches.subscribe(counter)
             stack.callback(torch_patches.unsubscribe, counter)
-            run_target(target, module=module)
+            script.run()
         notes.append(f"the script ended {_after(tracker.num_steps)}")
     except _DryRunFinished:
         pass
@@ -167,6 +167,7 @@ def _user_line(error: BaseException) -> str:
 def main() -> None:
     """Entry point of the child process: OUTPUT fake|real file|module TARGET ARGS…  Writes the report, or the error, as JSON."""
     die_with_parent()
+    remove_from_path(os.getcwd())
     output, how, kind, target, *args = sys.argv[1:]
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # operations inside compiled code are not dispatched
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sonde.errors import SondeError
 from sonde.profiler import ProfileReport
 from sonde.profiler.profile_training_loop import StepWatcher, watch_steps
-from sonde.script_runner import ScriptResult, run_to_end, script_environment
+from sonde.script_runner import Script, ScriptResult, run_exit_functions, run_to_end
 
 
 class ProfileFinished(SystemExit):
@@ -44,9 +44,10 @@ def profile_script(
         elif threading.current_thread() is threading.main_thread():  # in another thread it would end that thread and the script would hang
             raise ProfileFinished(0)
 
-    with script_environment(target, args, module=module), watch_steps(num_steps=num_steps, warmup=warmup, on_done=on_done) as watcher:
+    with Script(target, args, module=module) as running, watch_steps(num_steps=num_steps, warmup=warmup, on_done=on_done) as watcher:
         watchers.append(watcher)
-        script = run_to_end(target, module=module)
+        script = run_to_end(running)
+        run_exit_functions()
     if failures:
         raise failures[0]
     try:

@@ -25,6 +25,7 @@ import torch
 from sonde.capture import process_memory, training_callbacks
 from sonde.errors import CannotReplay
 from sonde.replay.prevent_side_effects import SPARE_BYTES, describe_failure, isolate
+from sonde.runlog.own_descriptor import move_apart
 
 LIMIT_S = 30.0  # seconds that a child may take
 MAX_ANSWER = 64 << 20  # bytes
@@ -75,6 +76,7 @@ class ReplayChild:
             random.setstate(random_state)  # Python seeds its generator anew after a fork
             _run_and_exit(work, writer, keep, self._limit_s)
         os.close(writer)
+        self._reader = move_apart(self._reader)
         os.set_blocking(self._reader, False)
         self._pidfd = _open_pidfd(self._pid)
         self._watched = [self._reader] if self._pidfd is None else [self._reader, self._pidfd]
@@ -231,7 +233,7 @@ def _send(writer: int, *, data: Mapping[str, Any] | None = None, failure: str = 
 
 def _open_pidfd(pid: int) -> int | None:
     try:
-        return os.pidfd_open(pid)
+        return move_apart(os.pidfd_open(pid))
     except (AttributeError, OSError):  # an old kernel, or the child is gone already and somebody has reaped it
         return None
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from sonde.events import Event, FatalSignalReceived, encode
 from sonde.runlog.is_writer_running import process_identity
+from sonde.runlog.own_descriptor import close_own, file_identity, move_apart
 from sonde.runlog.run_directory import read_regular_file
 
 FILE_PREFIX = "fatal-signal"
@@ -117,13 +118,14 @@ def fatal_signals_recorded(directory: Path) -> Iterator[None]:
         return
     path = dump_path(directory, process_identity())
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        fd = move_apart(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666))
     except OSError:
         yield  # a directory that is gone or full: the training goes on without
         return
     if not _forks_watched:
         os.register_at_fork(after_in_child=_leave)
         _forks_watched = True
+    identity, process = file_identity(fd), os.getpid()
     file = _DumpFile(fd)
     faulthandler.enable(file, all_threads=True)
     _active = weakref.ref(file)
@@ -132,10 +134,9 @@ def fatal_signals_recorded(directory: Path) -> Iterator[None]:
         yield
     finally:
         _leave()
+        close_own(fd, identity)
         with contextlib.suppress(OSError):
-            os.close(fd)
-        with contextlib.suppress(OSError):
-            if not path.stat().st_size:
+            if os.getpid() == process and not path.stat().st_size:  # a child that reaches the end of the script leaves it to its parent
                 path.unlink()
 
 

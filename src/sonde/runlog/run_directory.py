@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sonde.errors import NoRunError, SondeError
+from sonde.errors import NoRunError, RunNotWritable, SondeError
 from sonde.runlog.record_format import FORMAT, plain
 
 RUNS = Path("runs")
@@ -197,8 +197,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
 
 
-def not_writable(path: Path, error: OSError) -> SondeError:
-    return SondeError(
+def not_writable(path: Path, error: OSError) -> RunNotWritable:
+    return RunNotWritable(
         f"The run cannot be written to {path}: {error.strerror or error}. "
         "Name another directory with to=… or output_dir=…, or make this one writable."
     )

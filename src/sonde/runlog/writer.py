@@ -2,7 +2,8 @@
 
 Records are collected during a step and written by one `os.write` at its end: what a write has accepted survives the death of the process.
 After the constructor no method raises. Records that cannot be written are counted, and a gap record is written as soon as writing works
-again, with the events among them. Where the disk is still full at the end, the last steps of the file make room for it.
+again, with the events among them. Where the disk is still full at the end, the last steps of the file make room for it. Before each write
+the descriptor is checked: the script may have closed it, and opened a file of its own with the same number.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sonde.events import encode
 from sonde.runlog import record_format as f
 from sonde.runlog.is_writer_running import process_identity
+from sonde.runlog.own_descriptor import close_own, file_identity, move_apart
 from sonde.runlog.record_format import FramePlan, Gap
 from sonde.runlog.run_directory import not_writable
 
@@ -100,6 +102,7 @@ class Writer:
                 _quietly(os.close, self._fd)
                 _quietly(os.unlink, self.path)
             raise not_writable(self._directory, error) from error
+        self._identity = file_identity(self._fd)
         self._size = len(start)  # decides only when a new segment starts
 
     @property
@@ -204,8 +207,7 @@ class Writer:
                 _quietly(self._make_room)
                 self._flush()
             fd, self._fd, self._pid = self._fd, -1, -1
-        if fd >= 0:
-            _quietly(os.close, fd)
+        close_own(fd, self._identity)
 
     def _flush(self) -> None:
         records, self._pending, self._num_pending_bytes = self._pending, [], 0
@@ -214,11 +216,9 @@ class Writer:
         num_repeated = num_written = 0
         reason = ""
         try:
-            self._num_flushes += 1
+            self._check_descriptor()
             if self._size > self._segment_bytes:
                 self._start_segment()
-            if self._num_flushes % UNLINKED_CHECK == 0 and self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
-                self._abandon_file()
             if self._gap is not None:
                 recovery = self._recovery()
                 num_repeated, records = len(recovery), recovery + records
@@ -280,6 +280,7 @@ class Writer:
 
     def _make_room(self) -> None:
         """Cut the last writes off the file, so that the gap, the events and the end of the run fit into a full disk."""
+        self._check_descriptor()
         self._sites_missing = True  # some of them may be among what is cut off
         most = os.fstat(self._fd).st_size // 2  # the first half shows how the training began
         while (num_needed := sum(map(len, self._recovery())) + ROOM_BYTES) > most and len(self._kept_events) > 1:
@@ -312,11 +313,29 @@ class Writer:
             reason,
         )
 
-    def _abandon_file(self) -> None:
-        """Close a deleted file: bytes written to it would fill the disk and could not be read."""
-        fd, self._fd = self._fd, -1
-        os.close(fd)
-        raise FileNotFoundError("the run directory was deleted")
+    def _check_descriptor(self) -> None:
+        """Raises where the file is gone. A file that the script has closed is opened again."""
+        self._num_flushes += 1
+        try:
+            status = os.fstat(self._fd)
+            is_ours = (status.st_dev, status.st_ino) == self._identity
+        except OSError:
+            is_ours = False
+        if not is_ours:
+            self._fd = -1  # whatever has the number now
+            self._reopen()
+        elif status.st_nlink == 0 and self._num_flushes % UNLINKED_CHECK == 0:
+            # Bytes written to a deleted file would fill the disk and could not be read.
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            raise FileNotFoundError("the run directory was deleted")
+
+    def _reopen(self) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if file_identity(fd) != self._identity:
+            os.close(fd)
+            raise FileNotFoundError("the log was replaced by another file")
+        self._fd = move_apart(fd)
 
     # ---- segments
 
@@ -331,6 +350,7 @@ class Writer:
             return
         try:
             if _write(fd, start) == len(start):
+                self._identity = file_identity(fd)
                 self._fd, fd = fd, self._fd
                 self.path, path = path, self.path
                 self._last_writes.clear()
@@ -346,7 +366,7 @@ class Writer:
 
     def _create(self, segment: int) -> tuple[int, Path]:
         path = self._directory / f"{self._stem}-{segment:03d}.sonde"
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), path
+        return move_apart(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)), path
 
 
 def _num_earlier_processes(directory: Path, rank: int) -> int:

@@ -5,10 +5,12 @@ half of the ecosystem reads them and torch cannot drop them: the dictionaries `_
 `nn.Module`.
 """
 
+import contextlib
 import importlib
 import sys
+import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -38,6 +40,43 @@ as a second forward."""
 
 tracing_state: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)
 """None unless `torch.jit.trace` runs. Gone: forwards that are traced count as forwards of the training."""
+
+num_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
+num_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+"""How many TorchFunctionModes and TorchDispatchModes are active in this thread. Gone: 0, and a mode of the user sees calls of Sonde."""
+
+_popped = threading.local()
+
+
+def without_modes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of Sonde while no mode of the user is active: a mode that counts or changes operations must not see it. Gone:
+    AttributeError where a mode is active, and the probe is disabled."""
+    outer = getattr(_popped, "modes", ())
+    _popped.modes = tuple(torch._C._pop_torch_function_stack() for _ in range(num_function_modes()))  # the innermost first
+    try:
+        if not num_dispatch_modes():
+            return function(*args, **kwargs)
+        with disable_dispatch_modes():
+            return function(*args, **kwargs)
+    finally:
+        for mode in reversed(_popped.modes):
+            torch._C._push_on_torch_function_stack(mode)
+        _popped.modes = outer
+
+
+@contextlib.contextmanager
+def with_function_modes() -> Iterator[None]:
+    """Inside of `without_modes`, for code of the user: his function modes (`torch.set_default_device` is one) are active again."""
+    modes, _popped.modes = getattr(_popped, "modes", ()), ()
+    for mode in reversed(modes):
+        torch._C._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in modes:
+            torch._C._pop_torch_function_stack()
+        _popped.modes = modes
+
 
 DataLoaderIterator: type | None = getattr(dataloader, "_BaseDataLoaderIter", None)
 """Its `__next__` is where a training waits for a batch. Gone: waiting for data counts as other time."""

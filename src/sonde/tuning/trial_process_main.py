@@ -23,7 +23,7 @@ import torch
 from sonde.capture.monkeypatch import override
 from sonde.capture.step_profiler.cpu_usage import num_cores
 from sonde.capture.torch_patches import subscribe
-from sonde.script_runner import die_with_parent, run_target
+from sonde.script_runner import Script, die_with_parent
 from sonde.statistics.private_torch_api import load_compiler
 from sonde.tuning.apply_changes import DataLoaderPatcher, ModelPatcher, OptimizerPatcher, call_site_here
 from sonde.tuning.proposals import Patch
@@ -72,10 +72,11 @@ def run_trial(request: TrialRequest) -> NoReturn:
     for part in (loaders, optimizers, models, threads):
         part.install()
     subscribe(timer)
-    sys.argv = [request.target, *request.args]
-    sys.path.insert(0, os.getcwd() if request.module else str(Path(request.target).resolve().parent))
+    # Not sys.flags: this process was started with -P.
+    script = Script(request.target, request.args, module=request.module, safe_path=bool(os.environ.get("PYTHONSAFEPATH")))
+    script.enter()
     try:
-        run_target(request.target, module=request.module)
+        script.run()
     except SystemExit as exit_request:
         if exit_request.code not in (None, 0):
             finish("failed", f"it exited with {exit_request.code!r}")

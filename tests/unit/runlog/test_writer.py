@@ -372,3 +372,46 @@ def test_step_and_batch_frames_keep_all_their_bits(tmp_path):
 def test_the_header_comes_first(tmp_path):
     writer = Writer(tmp_path)
     assert writer.path.read_bytes().startswith(f.header())
+
+
+def test_a_descriptor_that_the_script_closed_is_opened_again_and_its_files_stay_its_own(tmp_path):
+    writer = Writer(tmp_path)
+    writer.event("log", 0, {"text": "before"})
+    writer.flush()
+    taken = writer._fd
+    os.close(taken)  # as os.closerange does
+    mine = os.open(tmp_path / "mine.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(mine, taken)  # and the script's next file gets the number
+    writer.event("log", 1, {"text": "after"})
+    writer.close()
+    os.write(taken, b"still open")
+    assert (tmp_path / "mine.txt").read_bytes() == b"still open"
+    run = Run(tmp_path)
+    assert [event.data["text"] for event in run.events("log")] == ["before", "after"]
+    assert (writer.num_dropped, run.damage) == (0, [])
+    os.close(mine)
+    os.close(taken)
+
+
+def test_a_closed_log_whose_file_was_replaced_is_not_written(tmp_path, caplog):
+    writer = Writer(tmp_path)
+    writer.event("log", 0, {"text": "before"})
+    writer.flush()
+    os.close(writer._fd)
+    writer.path.rename(tmp_path / "moved")
+    writer.path.write_bytes(b"not a log of Sonde")
+    writer.event("log", 1, {"text": "after"})
+    writer.close()
+    assert writer.path.read_bytes() == b"not a log of Sonde"
+    assert writer.num_dropped == 1
+    assert "replaced by another file" in caplog.text
+
+
+def test_a_log_leaves_the_low_descriptors_to_the_script(tmp_path):
+    free = os.dup(0)
+    os.close(free)
+    writer = Writer(tmp_path)
+    first = os.open(tmp_path / "mine.txt", os.O_WRONLY | os.O_CREAT)
+    assert first == free
+    os.close(first)
+    writer.close()

@@ -24,7 +24,7 @@ from sonde.capture.watched_model import WatchedModel
 from sonde.events import STATISTICS, Kind, NotMeasured, Site
 from sonde.runlog.record_format import FramePlan
 from sonde.statistics.find_tensors import find_tensors
-from sonde.statistics.private_torch_api import add_gradient_hook
+from sonde.statistics.private_torch_api import add_gradient_hook, num_dispatch_modes, num_function_modes, without_modes
 from sonde.statistics.statistics_without_extension import unsupported_reason
 from sonde.statistics.tensor_statistics_table import StatisticsTable
 
@@ -140,7 +140,10 @@ class ActivationProbe(Probe):
             return
         started = perf_counter_ns()
         try:
-            self._measure(leaf, output)
+            if num_function_modes() or num_dispatch_modes():
+                without_modes(self._measure, leaf, output)
+            else:
+                self._measure(leaf, output)
         except Exception as error:
             self._context.isolation.report(self.name, leaf.path, error)
         self._timer.own_ns += perf_counter_ns() - started + self._hook_ns
@@ -181,13 +184,19 @@ class ActivationProbe(Probe):
             return
         started = perf_counter_ns()
         try:
-            self._gradients.table.measure_one(row, gradient)
-            self._gradients.is_written[row] = 1
-            if state.with_histograms:
-                self._histograms.add(Kind.ACTIVATION_GRADIENT, self._sites[row].id, gradient)
+            if num_function_modes() or num_dispatch_modes():
+                without_modes(self._measure_gradient, row, gradient)
+            else:
+                self._measure_gradient(row, gradient)
         except Exception as error:
             self._context.isolation.report(self.name, self._sites[row].path, error)
         self._timer.own_ns += perf_counter_ns() - started + self._hook_ns
+
+    def _measure_gradient(self, row: int, gradient: torch.Tensor) -> None:
+        self._gradients.table.measure_one(row, gradient)
+        self._gradients.is_written[row] = 1
+        if self._state.with_histograms:
+            self._histograms.add(Kind.ACTIVATION_GRADIENT, self._sites[row].id, gradient)
 
     def _new_row(self, leaf: _Leaf, call: int, item: int, tensor: torch.Tensor) -> int | None:
         reason = unsupported_reason(tensor)

@@ -21,6 +21,7 @@ from sonde.statistics.statistics_without_extension import reason as describe_err
 
 MAX_REASONS = 8  # why losses could not be read: each is recorded once
 
+
 class LossProbe(Probe):
     """Records the loss of every step, and finds losses that are not finite or far above the recent ones."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.replay.capsule.value_serialization import DamagedError
+from sonde.runlog.own_descriptor import move_apart
 
 TENSORS, DESCRIPTION = "tensors.safetensors", "capsule.json"
 MAX_JSON = 64 << 20  # bytes of capsule.json
@@ -57,7 +58,8 @@ class CapsuleFiles:
             os.makedirs(parent, exist_ok=True)
             os.mkdir(self._temporary)
             for file in (TENSORS, DESCRIPTION):
-                self.descriptors += (os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644),)
+                fd = os.open(self._temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                self.descriptors += (move_apart(fd),)
         except OSError as error:
             self.discard()
             raise self._write_error(error) from error

@@ -29,7 +29,7 @@ from sonde.nonfinite.origin_types import Origin
 from sonde.replay.capsule.create_capsule import Capsule
 from sonde.replay.capsule.replay_capsule_with_model import apply_to_model, mismatch, move_to_model, replay, with_caveats
 from sonde.replay.capsule.value_serialization import fill_left_out
-from sonde.script_runner import run_target, script_environment
+from sonde.script_runner import Script
 from sonde.statistics.find_tensors import find_tensors
 
 MAX_FRAMES = 64
@@ -55,8 +55,8 @@ def replay_script(capsule: Capsule, script: str, args: Sequence[str] = ()) -> Re
     variables = dict(os.environ)
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # the operations of compiled code cannot be traced
     try:
-        with script_environment(script, args, module=False), replayer.install():
-            run_target(script)
+        with Script(script, args) as running, replayer.install():
+            running.run()
         ending = "ended"
     except _ReplayFinished:
         ending = ""
