@@ -20,6 +20,12 @@ def require_count(value: object, name: str, *, minimum: int = 1) -> int:
     return operator.index(value)
 
 
+def require_function(value: object, name: str, example: str) -> None:
+    """Raises a `SondeError` that names the argument, with an example, if `value` cannot be called."""
+    if not callable(value):
+        raise SondeError(f"{name} must be a function, for instance {example}, not {value!r}.")
+
+
 class Stopped(SondeError):
     """By Ctrl-C, before there was anything to tell."""
 

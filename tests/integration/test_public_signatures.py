@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from torch import nn
 
 import sonde
@@ -122,7 +123,8 @@ SETTINGS = {
     "enable_memory_profiling": True, "enable_performance_profiling": True, "anomaly_detection_mode": "warn", "max_tracked_tensors": 1000,
     "max_gradient_history": 200, "sampling_rate": 1.0, "gradient_checking_frequency": 100, "memory_profiling_frequency": 50,
     "performance_profiling_frequency": 10, "save_debug_info": False, "output_dir": "runs", "debug_output_dir": "runs",
-    "log_gradients": True, "log_activations": True, "log_weights": True, "log_memory": True, "log_performance": True, "overhead_budget": 0.02,
+    "log_gradients": True, "log_activations": True, "log_weights": True, "log_memory": True, "log_performance": True,
+    "overhead_budget": 0.02,
 }  # fmt: skip
 
 SWITCHES = [
@@ -166,6 +168,10 @@ class Setup:
         loss.backward()
         self.optimizer.step()
         return loss
+
+    def steps(self, num: int) -> None:
+        for _ in range(num):
+            self.step()
 
 
 @pytest.fixture
@@ -648,8 +654,7 @@ def test_alerts_reach_a_function_and_stop_training_stops(setup):
         hooks.register_hook(each)
     hooks.attach(setup.model, setup.optimizer)
     with pytest.raises(sonde.TrainingStopped):
-        for _ in range(20):
-            setup.step()
+        setup.steps(20)
     hooks.detach()
     assert alerts
     assert alerts[0].severity is sonde.AlertSeverity.WARNING

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sonde.errors import SondeError
 from sonde.events import Finding, Kind, ModelWatched, Severity
 from sonde.report.report_types import MAX_POINTS, Overhead, Report, RunFacts, Unevaluated, Unobserved, Verdict
 from sonde.report.run_summary import summarize
@@ -37,6 +38,9 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
         rules: The rules to evaluate; by default all rules of Sonde and of installed packages that provide some.
     """
     source = run if isinstance(run, Run) else Run(run)
+    if rules is not None and not (isinstance(rules, Sequence) and all(isinstance(rule, Rule) for rule in rules)):
+        example = "[rule for rule in sonde.rules.registry.RULES if rule.name == 'missing-zero-grad']"
+        raise SondeError(f"rules must be a list of rules, for instance {example}, not {rules!r}.")
     chosen = all_rules() if rules is None else tuple(rules)
     views = newest_views(source)
     facts = _collect_facts(source, views)

@@ -47,8 +47,8 @@ class GradientDebugger:
         micro_batch_size: int | None = None,
     ) -> None:  # fmt: skip
         require_count(max_gradient_history, "max_gradient_history")
-        if micro_batch_size is not None and not micro_batch_size > 0:
-            raise SondeError(f"micro_batch_size must be a number of samples above 0, not {micro_batch_size!r}.")
+        if micro_batch_size is not None:
+            _require_positive(micro_batch_size, "micro_batch_size")
         self.flow = GradientFlowAnimator(max_gradient_history, vanishing_threshold, exploding_threshold)
         self._micro_batch_size = micro_batch_size
         self._order: dict[str, None] = {}  # layers in order of depth
@@ -118,8 +118,9 @@ class GradientDebugger:
 
     def record_norm_at(self, batch_size: float, norm: float) -> None:
         """Records the gradient norm of the whole model at a batch size; ten norms at each of two sizes give the noise scale."""
-        if not batch_size > 0:
-            raise SondeError(f"batch_size must be above 0, not {batch_size!r}.")
+        _require_positive(batch_size, "batch_size")
+        if isinstance(norm, bool) or not isinstance(norm, (int, float)):
+            raise SondeError(f"norm must be the gradient norm of the model as a number, not {norm!r}. For a tensor pass norm.item().")
         self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(float(norm))
 
     def step(self) -> None:
@@ -200,3 +201,8 @@ class GradientDebugger:
 
 
 GradientAnalyzer = GradientDebugger
+
+
+def _require_positive(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise SondeError(f"{name} must be a number of samples above 0, for instance {name}=32, not {value!r}.")

@@ -21,6 +21,8 @@ class LayerPatterns:
     `^ $ \\ ( | + {` is a regular expression also without `re:`, since no glob contains these."""
 
     def __init__(self, patterns: str | Sequence[str]) -> None:
+        if not isinstance(patterns, (str, Sequence)):
+            raise SondeError(f'Patterns are a string such as "encoder.*", or a list of these, not {patterns!r}.')
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if not self.patterns:
             raise SondeError('The list of patterns is empty. Pass a name or a pattern, for instance "encoder.*".')
@@ -46,7 +48,7 @@ class LayerPatterns:
 def require_name(name: str, names: Collection[str], what: str = "layer") -> str:
     """Returns `name` if it is in `names`; otherwise raises a `SondeError` with the nearest names. `what` is the noun in the message."""
     if not isinstance(name, str):
-        raise SondeError(f"A {what} name is a string, not {name!r} of type {type(name).__name__}.")
+        raise SondeError(f"The name of the {what} is a string, not {name!r} of type {type(name).__name__}.")
     if name not in names:
         raise SondeError(f"no {what} is named {name!r}.\n{_nearest(name, list(names))}")
     return name

@@ -1,7 +1,7 @@
 """Plots made of characters: histogram, line plot, heat map, table. No line is wider than the area; non-finite values are drawn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,8 @@ def heatmap(matrix: Any, names: Sequence[str] | None, area: PlotArea) -> str:
     values = two_dimensional(matrix, "values")
     if not values.size:
         return area.text("no values")
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise SondeError(f"names must be a list of names, one per row, not {names!r}.")
     rows = [str(name) for name in names] if names is not None else [str(row) for row in range(values.shape[0])]
     if len(rows) != values.shape[0]:
         raise SondeError(f"{len(rows)} names but {values.shape[0]} rows. Give one name per row.")
@@ -152,6 +154,11 @@ def heatmap(matrix: Any, names: Sequence[str] | None, area: PlotArea) -> str:
 
 def layer_table(rows: Mapping[str, Mapping[str, float]], area: PlotArea) -> str:
     """A line for each layer, a column for each number. Columns that have no room are named below."""
+    if not isinstance(rows, Mapping) or not all(isinstance(row, Mapping) for row in rows.values()):
+        raise SondeError('rows must be a mapping from layers to their numbers by name, for instance {"encoder.0": {"mean": 0.1}}.')
+    for name, row in rows.items():
+        if wrong := [column for column, value in row.items() if not isinstance(value, (int, float))]:
+            raise SondeError(f"{name}: {wrong[0]} must be a number, not {row[wrong[0]]!r}. For a tensor pass its .item().")
     if not rows:
         return area.text("no layers")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
