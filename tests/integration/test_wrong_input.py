@@ -235,8 +235,8 @@ PYTHON_ITSELF = re.compile(
 )
 # A message says what is wanted: by an example, a list of names, or a sentence of this kind.
 SAYS_WHAT_TO_WRITE = re.compile(
-    r"for instance|for example|such as|as in|one of|Nearest|There are|Did you mean|must be|must map|takes |needs? |measures|is a |are a |go to|"
-    r"selected by|lists all|Use |Call |Name |Write |Start |Make |[Gg]ive |[Pp]ass "
+    r"for instance|for example|such as|as in|one of|Nearest|There are|Did you mean|must be|must map|takes |needs? |measures|is a |are a |"
+    r"go to|selected by|lists all|Use |Call |Name |Write |Start |Make |[Gg]ive |[Pp]ass "
 )
 
 

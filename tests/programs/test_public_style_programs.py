@@ -21,7 +21,7 @@ from sonde.report import diagnose
 FOLDER = Path(__file__).parent / "public_style"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
 CADENCES = {"default": (), "every step": ("--every", "1")}
-NO_ALARM = ("healthy", "nothing found")
+NO_ALARM = ("healthy", "nothing_found")
 
 pytestmark = pytest.mark.torch
 

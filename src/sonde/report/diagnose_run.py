@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import SondeError
 from sonde.events import Finding, Kind, ModelWatched, Severity
 from sonde.report.report_types import MAX_POINTS, Overhead, Report, RunFacts, Unevaluated, Unobserved, Verdict
 from sonde.report.run_summary import summarize
 from sonde.rules.engine import evaluate, order_findings
-from sonde.rules.registry import all_rules
+from sonde.rules.registry import all_rules, checked_rules
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.run_view import RunView, newest_views
 from sonde.run_view.step_columns import power_of_two_stride
@@ -38,10 +37,7 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
         rules: The rules to evaluate; by default all rules of Sonde and of installed packages that provide some.
     """
     source = run if isinstance(run, Run) else Run(run)
-    if rules is not None and not (isinstance(rules, Sequence) and all(isinstance(rule, Rule) for rule in rules)):
-        example = "[rule for rule in sonde.rules.registry.RULES if rule.name == 'missing-zero-grad']"
-        raise SondeError(f"rules must be a list of rules, for instance {example}, not {rules!r}.")
-    chosen = all_rules() if rules is None else tuple(rules)
+    chosen = all_rules() if rules is None else checked_rules(rules)
     views = newest_views(source)
     facts = _collect_facts(source, views)
     outcomes = evaluate(views, chosen)

@@ -97,7 +97,7 @@ def units_by_positions(values: Any, units: int | None = None) -> Floats:
     if isinstance(axis, bool) or not isinstance(axis, int):
         raise SondeError(f"units must be the number of a dimension, for instance units=1, not {units!r}.")
     if not -array.ndim <= axis < array.ndim:
-        raise SondeError(f"units={units}: the values have {array.ndim} dimensions, {array.shape}. Pass a number from 0 to {array.ndim - 1}.")
+        raise SondeError(f"units={units}: the values have {array.ndim} dimensions, {array.shape}. Pass 0 to {array.ndim - 1}.")
     moved = np.moveaxis(array, axis, 0)
     return moved.reshape(moved.shape[0], -1)
 
