@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import NoRunError, SondeError
+from sonde.errors import NoRunError
 from sonde.events import ANSWER_KINDS, Event, Frame, Kind, Site, Step, TypedEvent
 from sonde.runlog import record_format as f
 from sonde.runlog.fatal_signal_file import FatalSignal, dump_path, read_fatal_signal
@@ -321,8 +321,6 @@ class Run:
                 None gives all events as `Event`.
             rank: Only the processes of this rank.
         """
-        if not (kind is None or isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, TypedEvent))):
-            raise SondeError(f"events are selected by kind ('nonfinite') or by a class of sonde.events (NonFinite), not by {kind!r}.")
         return self._stored_events(kind, rank) if kind is None or isinstance(kind, str) else self._typed_events(kind, rank)
 
     def _stored_events(self, kind: str | None, rank: int | None) -> Iterator[Event]:

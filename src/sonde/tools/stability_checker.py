@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.errors import SondeError, require_function
+from sonde.errors import SondeError
 from sonde.formatting import counted, number, percent
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.render.plots import Plot
@@ -122,8 +122,8 @@ class StabilityChecker:
         With `loss`, a function of the output, gradients of outputs and of parameters are checked as well. The model is unchanged
         afterwards. `inputs`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches."""
         model = require_module(model, "check_model", "For one tensor use check_tensor.")
-        if loss is not None:
-            require_function(loss, "loss", "lambda output: cross_entropy(output, targets)")
+        if loss is not None and not callable(loss):
+            raise SondeError(f"loss must be a function, for instance lambda output: cross_entropy(output, targets), not {loss!r}.")
         before = len(self.checked)
         with eval_mode_restored(model), ExitStack() as hooks:
             for path, module in model.named_modules():

@@ -53,8 +53,6 @@ class WeightReport:
 
     def dead_neurons(self, evidence: str | None = None) -> list[DeadNeuron]:
         """The dead units; `evidence` is "weights", "activations" or None for both."""
-        if evidence not in (None, "weights", "activations"):
-            raise SondeError(f"evidence must be 'weights', 'activations' or None for both, not {evidence!r}.")
         return [neuron for neuron in self.neurons if evidence in (None, neuron.evidence)]
 
     def mean(self) -> float:
