@@ -30,7 +30,7 @@ TYPO = "enable_gradient_debuging"
 # A call with BAD in the place of the wrong value, and the value. A third item is what the message must contain instead of the value
 # or its type.
 FOUND_BY_USERS: list[tuple[Any, ...]] = [
-    ("DebugVisualizer(BAD)", "plots"),
+    ("DebugVisualizer(BAD)", 3),
     ("VisualizationConfig(output_directory=BAD)", None),
     ("visualizer.plot_tensor_distribution(BAD, [1.0, 2.0])", None),
     ("visualizer.plot_gradient_flow(BAD, [0], [1.0])", None),
@@ -149,7 +149,7 @@ FURTHER: list[tuple[Any, ...]] = [
     ("type(profile).load(BAD)", "nothing.json"),
     ("MemoryProfiler(BAD)", "model"),
     ("MemoryProfiler().attach(model, BAD)", "sgd"),
-    ("MemoryProfiler().forecast(model, BAD, batch_size=8)", WIDE, "2x9"),
+    ("MemoryProfiler().forecast(model, BAD, batch_size=8)", WIDE, "[2, 9]"),
     ("MemoryProfiler().forecast(model, x, batch_size=BAD)", 0),
     ("ModelDiagnostics(BAD)", "runs/base"),
     ("ModelDiagnostics.from_run(BAD)", None),
@@ -233,7 +233,7 @@ PYTHON_ITSELF = re.compile(
 )
 # A message says what is wanted: by an example, a list of names, or a sentence of this kind.
 SAYS_WHAT_TO_WRITE = re.compile(
-    r"for instance|for example|such as|as in|one of|Nearest|There are|Did you mean|must be|must map|takes |needs? |measures|is a |are a |"
+    r"for instance|for example|such as|as in|one of|Nearest|There are|Did you mean|must |takes |needs? |measures|is a |are a |"
     r"go to|selected by|lists all|Use |Call |Name |Write |Start |Make |[Gg]ive |[Pp]ass "
 )
 

@@ -143,7 +143,10 @@ class ActivationVisualizer:
         return rows
 
     def _get(self, name: str) -> _StoredActivation:
-        if isinstance(name, str) and name in self._hooked and name not in self._stored:
+        given: object = name
+        if not isinstance(given, str):
+            raise SondeError(f"The name of the layer is a string, not {given!r} of type {type(given).__name__}.")
+        if name in self._hooked and name not in self._stored:
             advice = "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
             raise SondeError(f"{name} has not returned a tensor since the hook was registered. Run the model first.\n{advice}")
         if not self._stored:

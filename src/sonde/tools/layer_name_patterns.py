@@ -21,8 +21,6 @@ class LayerPatterns:
     `^ $ \\ ( | + {` is a regular expression also without `re:`, since no glob contains these."""
 
     def __init__(self, patterns: str | Sequence[str]) -> None:
-        if not isinstance(patterns, (str, Sequence)):
-            raise SondeError(f'Patterns are a string such as "encoder.*", or a list of these, not {patterns!r}.')
         self.patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if not self.patterns:
             raise SondeError('The list of patterns is empty. Pass a name or a pattern, for instance "encoder.*".')
