@@ -253,12 +253,6 @@ def from_dict(document: Mapping[str, Any]) -> ProfileReport:
         raise SondeError(f"this profile is damaged and cannot be read: {error}.\nProfile again to make a new one.") from error
 
 
-def _path(path: object) -> Path:
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise SondeError(f'a profile is a file, for instance "profile.json", not {path!r}.')
-    return Path(path)
-
-
 def check_suffix(path: Path) -> None:
     """Raises SondeError if no format has the suffix of this path."""
     if not path.name.lower().endswith(SUFFIXES):
@@ -296,3 +290,9 @@ def _decode(kind: Any, value: Any) -> Any:
     if arguments == (float, str):  # JSON has no NaN and no infinity: they are strings in the file
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
     return kind(value)
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise SondeError(f'a profile is a file, for instance "profile.json", not {path!r}.')
+    return Path(path)
