@@ -638,7 +638,7 @@ def test_hooks_are_built_registered_and_executed(setup):
         assert {result.layer for result in session.hooks.results} == {"attention_layer_1"}
         tensor = torch.ones(2, 3)
         results = session.hooks.execute_hooks("attention_layer_1", tensor, [2, 3], True, {"batch": 1})
-        assert [result.hook_id for result in results] == [hook_id]
+        assert [result.hook for result in results] == [hook_id]
         assert session.hooks.execute_hooks("head", tensor, (2, 3), True, None) == []
 
 
