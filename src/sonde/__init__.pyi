@@ -33,7 +33,10 @@ from sonde.tools.debug_visualizer import VisualizationConfig as VisualizationCon
 from sonde.tools.gradient_debugger import GradientAnalyzer as GradientAnalyzer
 from sonde.tools.gradient_debugger import GradientDebugger as GradientDebugger
 from sonde.tools.gradient_flow_animator import GradientFlowAnimator as GradientFlowAnimator
+from sonde.tools.gradient_flow_animator import GradientFlowSummary as GradientFlowSummary
+from sonde.tools.gradient_flow_animator import GradientFrame as GradientFrame
 from sonde.tools.gradient_flow_animator import GradientHealth as GradientHealth
+from sonde.tools.gradient_flow_animator import LayerGradientInfo as LayerGradientInfo
 from sonde.tools.hooks import AlertSeverity as AlertSeverity
 from sonde.tools.hooks import HookAction as HookAction
 from sonde.tools.hooks import HookBuilder as HookBuilder

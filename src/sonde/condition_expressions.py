@@ -20,7 +20,7 @@ MAX_DEPTH = 20  # nested parentheses and `not`
 STEP_NAMES: Mapping[str, str] = {
     "step": "number of the step, from 0",
     "epoch": "number of the epoch, if it is known",
-    "loss": "the loss, if it is known",
+    "loss": "the loss of the last backward, if it is known",
     "lr": "learning rate of the optimizer's first group",
     "grad_norm": "L2 norm of the gradient at this layer, or of all gradients without a layer; not finite if an element is not",
 }

@@ -32,6 +32,14 @@ class Stopped(SondeError):
     exit_code = 130  # as a shell says it
 
 
+class OutputExistsError(SondeError):
+    """A file that would be written exists already. Each message has the way to replace it: of Python, and of the command line."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(f"{path} exists already. Give another name, or pass replace=True to replace it.")
+        self.on_command_line = f"{path} exists already. Give another name, or --force to replace it."
+
+
 class NoRunError(SondeError):
     """There is no run where one was expected."""
 

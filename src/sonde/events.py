@@ -8,6 +8,7 @@ each kind of event has a dataclass in `EVENT_TYPES`. These three hold facts. A `
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
@@ -62,10 +63,17 @@ STEP_SCALARS = (
     "sonde_ms",  # time of Sonde itself, included in step_ms
     "observed",  # 1 in steps that measure the statistics of all sites
 )
-"""The sites of a `step` frame that every run has. A run adds further losses (`loss:2`: one for each further line that calls backward) and
-learning rates (`lr:1.2`: first optimizer, second parameter group), and when they are measured `rss_mb` (physical memory of the process,
-MiB), `cuda_mb` (allocated on the device), `parameters_mb`, `gradients_mb`, `optimizer_state_mb` and `kept_graphs` (earlier observed steps
-with an autograd graph that is still alive)."""
+"""The sites of a `step` frame that every run has. A run adds further losses (`loss:2`: one for each further line that calls backward),
+learning rates (`lr:1.2`: first optimizer, second parameter group), and the `OPTIONAL_SCALARS` that are measured."""
+
+OPTIONAL_SCALARS = (
+    "rss_mb",  # physical memory of the process, MiB
+    "cuda_mb",  # allocated on the device
+    "parameters_mb",
+    "gradients_mb",
+    "optimizer_state_mb",
+    "kept_graphs",  # earlier observed steps with an autograd graph that is still alive
+)
 
 
 class Kind:
@@ -82,8 +90,18 @@ class Kind:
     EXPONENTS = "_exponents"  # suffix of a kind with STATISTICS: rows of (site, exponent, count), a power-of-two histogram
 
 
+SITE_KINDS = {  # the kind of the sites that a frame measures
+    Kind.STEP: "scalar", Kind.LOG: "scalar", Kind.ACTIVATION: "output", Kind.ACTIVATION_GRADIENT: "output", Kind.BATCH: "input",
+    Kind.PARAMETER: "parameter", Kind.GRADIENT: "parameter", Kind.UPDATE: "parameter",
+}  # fmt: skip
+
+
 BATCH_FIELDS = (*STATISTICS, "size", "hash")
 EXPONENT_FIELDS = ("exponent", "count")  # floor(log2 |x|) of the non-zero finite elements, and the number of elements with it
+
+
+# Of the data types that do not have four.
+_ITEM_BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +123,11 @@ class Site:
     def name(self) -> str:
         """The path, with the name of the model in front when a run has several models."""
         return f"{self.model}.{self.path}" if self.model else self.path
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its elements at the first measurement."""
+        return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype.removeprefix("torch."), 4)
 
     @property
     def module(self) -> str:
@@ -219,6 +242,10 @@ class Started(TypedEvent, kind="start"):
     mode: Annotated[str, "debug mode"]
     level: Annotated[str, "debug level"]
     overhead_budget: Annotated[float, "share of the training time that Sonde may use"]
+    sampling_rate: Annotated[float | None, "share of the steps that should be observed, if the budget allows it", OMIT_NONE] = None
+    layers: Annotated[Sequence[str] | None, "patterns of the layers that are measured; absent: all", OMIT_NONE] = None
+    memory_threshold_mb: Annotated[float | None, "memory of the process above which the user wants a finding", OMIT_NONE] = None
+    memory_threshold_share: Annotated[float | None, "the same, as a share of the memory limit", OMIT_NONE] = None
     has_native_kernel: Annotated[bool, "the compiled extension is in use", Key("native_kernel")]
     threads: Annotated[int, "`torch.get_num_threads()`"]
     script: Annotated[str | None, "script that `sonde run` executes", OMIT_NONE] = None
@@ -657,6 +684,13 @@ class TorchProfileWritten(TypedEvent, kind="profile"):
     ms_per_step: Annotated[Mapping[str, float], "self time of the five longest operations"]
 
 
+class RecordedWithTool(TypedEvent, kind="tool_records"):
+    """A tool of the session holds records when the session ends."""
+
+    tool: Annotated[str, "name of the tool in the session"]
+    text: Annotated[str, "one sentence about its records"]
+
+
 class PlacementChanged(TypedEvent, kind="placement"):
     """`device_placement` is on and the devices change."""
 
@@ -678,6 +712,9 @@ class Ended(TypedEvent, kind="end"):
     how: Annotated[str, "`finished`, `exception`, `exit` or `interrupted`"]
     exit_code: Annotated[int | None, "exit code; null when the program ends with the session still open"]
     exception: Annotated[str, "class and message of the exception"]
+    startup_ms: Annotated[float | None, "time that Sonde took to start: its imports, without torch, and its patches", OMIT_NONE] = None
+    num_incidents: Annotated[int | None, "incidents that were searched for a cause", OMIT_NONE] = None
+    incidents_ms: Annotated[float | None, "time that the training waited for these searches; no step contains it", OMIT_NONE] = None
 
 
 EVENT_TYPES: tuple[type[TypedEvent], ...] = (
@@ -685,6 +722,7 @@ EVENT_TYPES: tuple[type[TypedEvent], ...] = (
     TransfersMeasured, SchedulerCreated, SchedulerStarted, DataPass, EarlyStoppingUpdated, NonFinite, OriginFound, OriginUnknown,
     SpikeDetected, UpdateSkipped, StaleGradientsUsed, MemoryLimitFound, LeaksInvestigated, MemoryExhausted, FatalSignalReceived,
     FrameworkTrainingStarted, FrameworkEpochStarted, FrameworkTrainingEnded, TrackerConfigured, StepFailed, ModelOutputShape, NotMeasured,
+    RecordedWithTool,
     ProbeDisabled, SwitchChanged, ConditionMet, TorchProfileWritten, PlacementChanged, TextLogged, Ended,
 )  # fmt: skip
 _TYPE_OF_KIND = {event_type.KIND: event_type for event_type in EVENT_TYPES}

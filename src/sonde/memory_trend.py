@@ -1,4 +1,4 @@
-"""Detects steady growth of a number, such as the memory of a process, for the training loop and for the rules.
+"""When memory is a problem: it grows steadily, or it exceeds a threshold of the user's. For the training loop and for the rules.
 
 Memory also grows for good reasons: caches fill, batches differ in length, the garbage collector runs at irregular times. So the first part
 is ignored, every segment is represented by its minimum, and a growth that slows down does not count.
@@ -12,6 +12,23 @@ MIN_POINTS = 12  # fewer show no trend
 WARMUP_SHARE = 0.3  # of the steps so far, ignored
 NUM_SEGMENTS = 4
 MAX_SLOWDOWN = 2.5  # the first half grows at most so many times faster than the second: a cache that fills up slows down
+
+
+MB = 2**20
+
+
+class MemoryThreshold(NamedTuple):
+    """A threshold of the user's for the memory of a process."""
+
+    num_bytes: float
+    setting: str  # that sets it, as the user writes it
+
+    @classmethod
+    def from_settings(cls, mb: float | None, share: float | None, limit_bytes: int | None) -> "MemoryThreshold | None":
+        """The lower of an absolute threshold and of a share of what the process may use. None without one; a share needs the limit."""
+        absolute = [cls(mb * MB, f"memory_threshold_mb={mb:g}")] if mb else []
+        relative = [cls(share * limit_bytes, f"memory_threshold_share={share:g}")] if share and limit_bytes else []
+        return min([*absolute, *relative], default=None)
 
 
 class SteadyGrowth(NamedTuple):

@@ -11,22 +11,27 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sonde.config import DebugConfig, load_config
+from sonde.config import DebugConfig, as_config, load_config
 from sonde.errors import SondeError
 
 try:
+    _before_ns = perf_counter_ns()
     import torch
+
+    TORCH_IMPORT_NS = perf_counter_ns() - _before_ns
 except ImportError as error:
     raise SondeError(
         "watching a training needs torch, which is not installed here. Install it with: pip install torch\n"
         "Reading runs (sonde diagnose, sonde report) works without it."
     ) from error
 
+import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -34,6 +39,7 @@ import sonde
 from sonde.capture import torch_patches
 from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.find_models_in_script import ModelDiscovery
+from sonde.capture.logged_values import read_logged
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory_usage import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
@@ -41,17 +47,17 @@ from sonde.capture.run_log_recorder import StepRecorder
 from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.switches.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.switches.debug_switches import Switches, SwitchProbe
+from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
-from sonde.events import STEP_SCALARS, Ended, ProbeDisabled, Started, TextLogged, TypedEvent
+from sonde.events import STEP_SCALARS, Ended, NotMeasured, ProbeDisabled, RecordedWithTool, Started, TextLogged, TypedEvent
 from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.script_runner import run_to_end, script_environment
 from sonde.statistics import native_extension
-from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.private_torch_api import is_compiled
 from sonde.tools_of_session import SessionTool, SessionTools
 
@@ -62,6 +68,7 @@ if TYPE_CHECKING:
 OPERATIONS = "operations"  # folder in the run's directory
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
+MAX_REFUSED = 100  # names whose values are not recorded: a program may make names without end
 
 _log = logging.getLogger("sonde")
 
@@ -70,9 +77,10 @@ class DebugSession:
     """Watches models while it is started; writes a run; `report()` judges it. Use as a context manager, or `start()` and `stop()`."""
 
     def __init__(
-        self, config: DebugConfig | None = None, *, to: str | Path | None = None, name: str | None = None, strict: bool = False
-    ) -> None:
-        self.config = config if config is not None else load_config()
+        self, config: DebugConfig | Mapping[str, Any] | None = None, *, to: str | Path | None = None, name: str | None = None,
+        strict: bool = False,
+    ) -> None:  # fmt: skip
+        self.config = as_config(config) or load_config()
         self.strict = strict
         self.run: Path | None = None
         self._to, self._name = to, name
@@ -81,6 +89,9 @@ class DebugSession:
         self._discovers_models = True  # watches whatever trains, unless models are attached
         self._concerned: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
         self.is_started = False
+        self._startup_ns = 0
+        self._written_records: dict[str, str] = {}  # by tool
+        self._refused: set[str] = set()  # names that were logged with something that is not one number
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
         self._switches = Switches(self.config)
@@ -114,28 +125,31 @@ class DebugSession:
             # A spawned worker imports the script again: that is not a second training.
             _log.info("sonde: this process only re-imports the script; nothing is watched here.")
             return self
+        began_ns = perf_counter_ns()
         rank, world_size = _rank()
         self.run = self._open_run(world_size)
         manifest: dict[str, Any] = {
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
             "mode": self.config.mode.value, "level": self.config.level.value, "overhead_budget": self.config.overhead_budget,
-            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(),
+            "native_kernel": native_extension.ENABLED, "threads": torch.get_num_threads(), **self._recorded_settings(),
         }  # fmt: skip
         write_run_json(self.run, manifest | details)
         self._recorder = StepRecorder(Writer(self.run, rank=rank, world_size=world_size, manifest=manifest | details))
         has_native_kernel = manifest.pop("native_kernel")
         self._recorder.emit(Started(**manifest, has_native_kernel=has_native_kernel, extra=details), 0)
         self._isolation = ErrorIsolation(self._record_disabled, strict=self.strict)
-        self._registry = ModelRegistry(self._recorder)
+        self._registry = ModelRegistry(self._recorder, self.config.layers)
         tracker = self._tracker = StepTracker(
             self._recorder, self.config, self._isolation, self._registry, concerns=self._concerns, make_handlers=self._make_handlers,
             more_probes=self._make_probes,
         )  # fmt: skip
         self._registry.connect(tracker)
-        self._switches.attach(tracker.context, tracker.boundaries, self.run)
+        tracker.on_models_changed = self._attach_tools
+        self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
         self._discovery = ModelDiscovery(self._registry, tracker)
         self._watch_attached(tracker)
+        self._registry.report_unmatched_layers(0)
         if self.config.measured.anything:
             torch_patches.subscribe(tracker)
             if self._discovers_models:
@@ -144,7 +158,17 @@ class DebugSession:
             tracker.is_paused = True  # torch is not patched
         self._recorder.flush()
         atexit.register(self._close_at_exit)
+        self._startup_ns += perf_counter_ns() - began_ns
         return self
+
+    def _recorded_settings(self) -> dict[str, Any]:
+        """Settings that whoever reads the run needs, where they are not the defaults."""
+        config = self.config
+        settings = {
+            "sampling_rate": config.sampling_rate if config.sampling_rate < 1 else None, "layers": list(config.layers) or None,
+            "memory_threshold_mb": config.memory_threshold_mb, "memory_threshold_share": config.memory_threshold_share,
+        }  # fmt: skip
+        return {name: value for name, value in settings.items() if value is not None}
 
     def _open_run(self, world_size: int) -> Path:
         if self._to is not None:
@@ -171,8 +195,8 @@ class DebugSession:
                     stack.callback(self.tools.draw_plots, self.run, self._models_by_name())
                 stack.callback(self._recorder.writer.close)
                 stack.callback(self._recorder.flush)
-                ended = Ended(how=how, exit_code=exit_code, exception=exception)
-                stack.callback(self._recorder.emit, ended, tracker.boundaries.number)
+                stack.callback(self._record_end, tracker, how, exit_code, exception)
+                stack.callback(self._write_records, tracker.boundaries.number)
                 stack.callback(self._registry.close)
                 stack.callback(self.tools.close)
                 stack.callback(self._discovery.stop)
@@ -187,6 +211,13 @@ class DebugSession:
             if self.strict:
                 raise
             _log.warning("sonde: the run could not be closed properly (%s: %s).", type(error).__name__, error)
+
+    def _record_end(self, tracker: StepTracker, how: str, exit_code: int | None, exception: str) -> None:
+        ended = Ended(
+            how=how, exit_code=exit_code, exception=exception, startup_ms=self._startup_ns / 1e6,
+            num_incidents=tracker.num_incidents, incidents_ms=tracker.incidents_ns / 1e6,
+        )  # fmt: skip
+        self._recorder.emit(ended, tracker.boundaries.number)
 
     def record_exception(self, error: BaseException | None) -> None:
         """The training ends with this error: where memory ran out, what had filled it is recorded in the run."""
@@ -254,40 +285,46 @@ class DebugSession:
                 torch_patches.subscribe(tracker)
                 tracker.resume()
 
-    def log(self, **values: Any) -> None:
-        """Record numbers (or texts) of this step. Tensors on the CPU are read as they are, without a torch operation."""
+    def log(self, values: Any = None, /, **named: Any) -> None:
+        """Record numbers and texts of this step: `session.log(accuracy=0.9)` or `session.log({"accuracy": 0.9})`. A dictionary as a value
+        gives several names: `session.log(val={"loss": 0.4})` is `val/loss`. Anything that is not one number or text is left out, with a
+        warning that says what to log instead. Tensors on the CPU are read as they are, without a torch operation."""
         tracker = self._tracker
         if tracker is None or tracker.is_paused:
             return
         boundaries = tracker.boundaries
         step = boundaries.number if boundaries.is_active or boundaries.number == 0 else boundaries.number - 1
-        numbers: dict[str, float] = {}
-        for name, value in values.items():
-            try:
-                if isinstance(value, str):
-                    self._recorder.emit(TextLogged(name=name, text=value[:MAX_TEXT]), step)
-                    continue
-                number = read_scalar(value)
-                if number is None:
-                    tracker.probe(LossProbe).log_deferred(name, value, step)
-                else:
-                    numbers[name] = number
-            except Exception as error:
-                self._isolation.report("log", name, error)
         try:
-            if numbers:
-                self._recorder.log(step, numbers)
-                self.tools.on_log(numbers)
-                self._switches.output.on_log(numbers)
+            if values is not None and not isinstance(values, Mapping):
+                self._warn_refused("", "a value needs a name, as in session.log(accuracy=0.9)", step)
+                values = None
+            logged = read_logged(named if values is None else {**values, **named})
+            for name, text in logged.texts.items():
+                self._recorder.emit(TextLogged(name=name, text=text[:MAX_TEXT]), step)
+            for name, value in logged.on_device.items():
+                tracker.probe(LossProbe).log_deferred(name, value, step)
+            for name, reason in logged.refused.items():
+                self._warn_refused(name, reason, step)
+            if logged.numbers:
+                self._recorder.log(step, logged.numbers)
+                self.tools.on_log(logged.numbers)
+                self._switches.output.on_log(logged.numbers)
         except Exception as error:
             self._isolation.report("log", "", error)
 
+    def _warn_refused(self, name: str, reason: str, step: int) -> None:
+        """A value of the user's is not recorded: said once for each name, here and in the report."""
+        if name not in self._refused and len(self._refused) < MAX_REFUSED:
+            self._refused.add(name)
+            _log.warning("sonde: session.log does not record %r: %s.", name, reason)
+            self._recorder.emit(NotMeasured(probe="session.log", where=name, reason=reason), step)
+
     def log_metrics(self, values: Mapping[str, Any]) -> None:
         """Record numbers and texts that a framework logs; anything else is passed over. A name that every step has goes into `logged/`."""
-        self.log(**{
+        self.log({
             f"logged/{name}" if name in STEP_SCALARS else name: value
             for name, value in values.items()
-            if isinstance(value, (int, float, str)) or (isinstance(value, Tensor) and value.numel() == 1)
+            if isinstance(value, (int, float, str, np.number)) or (isinstance(value, Tensor) and value.numel() == 1)
         })  # fmt: skip
 
     def emit(self, event: TypedEvent) -> None:
@@ -302,11 +339,32 @@ class DebugSession:
         tracker = self._tracker
         return None if tracker is None else max(tracker.boundaries.number - (not tracker.boundaries.is_active), 0)
 
+    @property
+    def last_loss(self) -> float | None:
+        """The loss of the last backward; of an earlier one where the last is still on a device; None where none is known."""
+        tracker = self._tracker
+        return None if tracker is None else tracker.state.last_loss
+
     def report(self) -> Report:
-        """What is wrong with this training so far, and why."""
+        """What is wrong with this training so far, and why, and what the tools of this session have recorded."""
         if self.run is None:
             raise SondeError("nothing was watched in this process, so there is nothing to report.")
-        return sonde.diagnose(self.run)
+        if self._tracker is not None:
+            self._write_records(self._tracker.boundaries.number)
+            self._recorder.flush()
+        report = sonde.diagnose(self.run)
+        return replace(report, records=self.tools.records()) if self.tools.has_any else report  # they may record more after the end
+
+    def _write_records(self, step: int) -> None:
+        """What the tools have recorded becomes part of the run."""
+        for tool, text in (dict.fromkeys(self._written_records, "") | dict(self.tools.records())).items():  # "": cleared since
+            if self._written_records.get(tool) != text:
+                self._written_records[tool] = text
+                self._recorder.emit(RecordedWithTool(tool=tool, text=text[:MAX_TEXT]), step)
+
+    def clear(self) -> None:
+        """Discard what the tools of this session have recorded so far. The run, hooks and attached models stay."""
+        self.tools.clear()
 
     def enable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
         """Turn switches on, all of them where none is named; from the next step on where one is under way. Their names are in
@@ -314,8 +372,8 @@ class DebugSession:
         self._switches.request(switches, True, "session")
 
     def disable_debugging(self, switches: str | Iterable[str] | None = None) -> None:
-        """Turn switches off again, all of them where none is named."""
-        self._switches.request(switches, False, "session")
+        """Turn switches off at once, all of them where none is named."""
+        self._switches.turn_off(switches, "session")
 
     def get_debugging_status(self) -> dict[str, dict[str, Any]]:
         """For each switch: is it on, since which step, by whom, what has it cost (Sonde's own time), how many lines did it write."""
@@ -407,16 +465,28 @@ class DebugSession:
         for watched in self._registry:
             model = watched.model
             if model is not None:
-                own = {id(p) for p in model.parameters()}
-                optimizers = [each for each in tracker.gradients.optimizers() if any(id(p) in own for p in optimizer_parameters(each))]
+                optimizers = self.optimizers_of(model)
                 yield model, optimizers[0] if len(optimizers) == 1 else None
+
+    def optimizers_of(self, model: nn.Module) -> list[Optimizer]:
+        """The optimizers that hold parameters of a model."""
+        own = {id(p) for p in model.parameters()}
+        optimizers = self._tracker.gradients.optimizers() if self._tracker is not None else []
+        return [each for each in optimizers if any(id(p) in own for p in optimizer_parameters(each))]
+
+    def _attach_tools(self) -> None:
+        """Models that were found after a tool was asked for."""
+        try:
+            self.tools.attach_new_models()
+        except Exception as error:
+            self._isolation.report("tools", "", error)
 
     def _plan_handlers(self) -> None:
         if self._tracker is not None:
             self._tracker.plan_handlers()
 
     def _make_probes(self, context: ProbeContext) -> list[Probe]:
-        return [TriggerProbe(context, self._triggers), SwitchProbe(context, self._switches)]
+        return [TriggerProbe(context, self._triggers), SwitchFactsProbe(context, self._switches), SwitchProbe(context, self._switches)]
 
     def _make_handlers(self) -> list[IncidentHandler]:
         """The incident handlers, loaded at the first incident: a healthy training pays for none of them."""
@@ -470,11 +540,12 @@ class DebugSession:
 
 def watch(
     model: nn.Module, optimizer: Any = None, *, to: str | Path | None = None, name: str | None = None, every: int | None = None,
-    config: DebugConfig | None = None, strict: bool = False,
+    layers: str | Sequence[str] | None = None, config: DebugConfig | Mapping[str, Any] | None = None, strict: bool = False,
 ) -> DebugSession:  # fmt: skip
     """Watch a training from here on. `with sonde.watch(model, optimizer) as session:` around the loop is all that is needed. `to` names the
-    run's directory, `every` observes every n-th step whatever it costs, `strict` raises errors of Sonde's own."""
-    session = DebugSession(load_config(config, every=every), to=to, name=name, strict=strict)
+    run's directory, `every` observes every n-th step whatever it costs, `layers` (names or patterns: "encoder.*") measures only these
+    layers, `strict` raises errors of Sonde's own. `config` is a `DebugConfig` or a mapping with its settings."""
+    session = DebugSession(load_config(config, every=every, layers=layers), to=to, name=name, strict=strict)
     return session.attach(model, optimizer).start()
 
 
@@ -494,10 +565,13 @@ class ScriptRun:
 
 
 def run_script(
-    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool
-) -> ScriptRun:
-    """Run a file or a module to its end under a session. Its errors are printed as Python prints them and determine the exit code."""
+    target: str, args: Sequence[str], *, module: bool, config: DebugConfig, to: str | None, name: str | None, strict: bool,
+    import_ns: int = 0,
+) -> ScriptRun:  # fmt: skip
+    """Run a file or a module to its end under a session. Its errors are printed as Python prints them and determine the exit code.
+    `import_ns` is the time that the imports of Sonde took, a part of its start."""
     session = DebugSession(config, to=to, name=name or (target.rpartition(".")[2] if module else Path(target).stem), strict=strict)
+    session._startup_ns = import_ns
     with script_environment(target, args, module=module):
         session.start(script=target)
         with fatal_signals_recorded(session.run) if session.run is not None else contextlib.nullcontext():

@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sonde"
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "demo_programs" not in path.parts)
 
-ROOT_MODULES = {"script_runner", "errors", "events", "config", "condition_expressions", "spike_detection", "memory_trend", "formatting"}
+ROOT_MODULES = {
+    "script_runner", "errors", "events", "config", "condition_expressions", "layer_name_patterns", "spike_detection", "memory_trend",
+    "formatting",
+}  # fmt: skip
 MEASURING = ROOT_MODULES | {"runlog", "statistics", "capture"}
 ANALYSIS = {"nonfinite", "replay", "leaks", "profiler", "memory_profiler"}
 READING = ROOT_MODULES | {"runlog", "run_view", "rules", "report", "comparison", "render", "diagnostics", "export"}
@@ -23,7 +26,8 @@ MAY_IMPORT = {
     "script_runner": set(),
     "cpu_bfloat16_support": set(),
     "events": set(),
-    "config": {"errors"},
+    "config": {"errors", "layer_name_patterns"},
+    "layer_name_patterns": {"errors", "formatting"},
     "condition_expressions": {"errors"},
     "spike_detection": set(),
     "formatting": set(),
@@ -41,7 +45,8 @@ MAY_IMPORT = {
     "tools": READING | MEASURING | ANALYSIS | {"session"},
     "incidents": READING | MEASURING | ANALYSIS,
     "early_stopper": ROOT_MODULES,
-    "tools_of_session": ROOT_MODULES,  # tools are loaded through `sonde`, on first access
+    "records_of_tools": ROOT_MODULES,
+    "tools_of_session": ROOT_MODULES | {"records_of_tools"},  # tools are loaded through `sonde`, on first access
     "session": MEASURING | {"incidents", "tools_of_session", "early_stopper", "step_decorator"},
     "step_decorator": MEASURING | {"session"},
     "integrations": MEASURING | {"session"},

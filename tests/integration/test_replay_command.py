@@ -290,6 +290,7 @@ def test_a_function_that_is_not_there_is_told(sonde, made):
 
 def test_no_capsule_there_is_told(sonde, script):
     letter(sonde("replay", "nowhere", "--script", script(LOG_IN_FORWARD + MAIN)), "No capsule in nowhere")
+    letter(sonde("replay", "nowhere"), "No capsule in nowhere")  # before a script is asked for
 
 
 def test_a_hostile_capsule_runs_nothing_not_even_the_script(sonde, script, made, tmp_path):

@@ -93,6 +93,17 @@ def test_check_makes_problems_an_exit_code(forked_sonde, script):
     assert forked_sonde("run", "--check", "--quiet", script("raise SystemExit(5)")).returncode == 5
 
 
+def test_a_preset_switches_and_layers_come_from_a_file_and_from_options(forked_sonde, script, tmp_path):
+    (tmp_path / "sonde.toml").write_text('preset = "production"\ndebug_lr_scheduling = true\nlayers = ["Lineer"]\n')
+    child = forked_sonde("run", "--switch", "gradient_norms", "--layer", "Linear", "--layer", "biass", "--to", "run", script(HEALTHY))
+    assert child.returncode == 0, child.stderr
+    lines = [json.loads(line) for line in child.stderr.splitlines() if line.startswith("{")]  # as the preset wants them
+    assert {line["switch"] for line in lines} == {"lr_scheduling", "gradient_norms"}
+    assert "the pattern 'biass' matches nothing. Nearest: bias" in child.stderr
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (manifest["level"], manifest["overhead_budget"], manifest["layers"]) == ("basic", 0.005, ["Linear", "biass"])
+
+
 def test_a_module_is_run_as_python_m_would(forked_sonde, tmp_path):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").touch()

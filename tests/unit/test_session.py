@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,15 +108,49 @@ def test_log_records_numbers_tensors_and_texts_with_their_step(pair: Any, tmp_pa
     assert [(event.step, event.data["text"]) for event in run.events("log")] == [(0, "a text"), (1, "a text"), (2, "a text")]
 
 
-def test_log_of_something_that_is_no_number_does_not_stop_the_training(pair: Any, tmp_path: Path) -> None:
+def test_what_a_framework_logs_besides_numbers_is_passed_over_in_silence(pair: Any, tmp_path: Path, caplog: Any) -> None:
     model, optimizer = pair
-    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1) as session:
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
+        one_step(model, optimizer)
+        session.log_metrics({"loss": 1.0, "f1": np.float32(0.5), "rows": [1, 2], "nothing": None, "maps": torch.ones(3), 7: 2, "more": {}})
+    assert sonde.Run(tmp_path / "run").logged == ["logged/loss", "f1", "7"]
+    assert caplog.text == ""
+
+
+def test_log_of_a_dictionary_gives_a_name_for_each_value(pair: Any, tmp_path: Path) -> None:
+    model, optimizer = pair
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
+        one_step(model, optimizer)
+        session.log({"accuracy": 0.5, "val": {"loss": torch.tensor(0.25), "top": {5: 0.75}}})
+        session.log(single=[3.0], array=np.array([2.0]), note={"on": "a text"})
+    run = sonde.Run(tmp_path / "run")
+    assert {name: run.scalar(name)[1].tolist() for name in run.logged} == {
+        "accuracy": [0.5], "val/loss": [0.25], "val/top/5": [0.75], "single": [3.0], "array": [2.0],
+    }  # fmt: skip
+    assert [event.data["name"] for event in run.events("log")] == ["note/on"]
+
+
+def test_log_of_what_is_not_one_number_says_once_what_to_log_instead(pair: Any, tmp_path: Path, caplog: Any) -> None:
+    model, optimizer = pair
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    values = {"huge": 10**400, "odd": object(), "vector": torch.ones(3), "row": [1, 2], "table": np.ones((2, 2))}
+    values["device"] = torch.ones(2, device="meta")
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
         for _ in range(4):
             one_step(model, optimizer)
-            session.log(odd=object(), vector=torch.ones(3), fine=1.0)
+            session.log(0.9)
+            session.log(values, none=None, empty=[], complex=1j, endless=endless, meta=torch.ones((), device="meta"), fine=1.0)
     run = sonde.Run(tmp_path / "run")
-    assert run.series("log", "fine", "value")[1].tolist() == [1.0] * 4
-    assert "odd" in [event.data["where"] for event in run.events("retired")]
+    assert run.logged == ["fine"]
+    assert run.scalar("fine")[1].tolist() == [1.0] * 4
+    assert "'vector': it was a tensor of 3 values" in caplog.text
+    assert "log vector=vector.mean(), or each value with vector=dict(enumerate(vector.flatten().tolist()))" in caplog.text
+    assert "log row=sum(row) / len(row), or each value with row=dict(enumerate(row))" in caplog.text
+    assert "log it only in steps that have a value" in caplog.text
+    assert "a value needs a name, as in session.log(accuracy=0.9)" in caplog.text
+    assert len(caplog.records) == 12
+    assert len({one.where for one in session.report().unobserved if one.where.startswith("session.log")}) == 12
 
 
 def test_log_after_closing_is_ignored(pair: Any, tmp_path: Path) -> None:

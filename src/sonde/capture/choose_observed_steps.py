@@ -18,6 +18,7 @@ TARGET = 0.75  # share of the budget to spend: it is a limit, and the cost of a 
 MIN_SHARE = 0.25  # of the budget is spent on observing even if the work at every step uses more: otherwise nothing would be observed
 MAX_DEBT = 2.0  # observed steps: one that was slow by chance must not prevent observing for long
 MEMORY = 0.8  # of the running averages, per step
+MAX_DUE = 8.0  # steps that the sampling rate asks for and the balance did not allow; more are not made up for
 LONG_MEMORY = 0.95  # of those of the training's own time, which vary more
 
 
@@ -28,8 +29,8 @@ class OverheadBudget:
     budget: float
     every: int | None = None
     at_least_every: int | None = None  # steps: these are observed at any cost
-    sampling_rate: float = 1.0  # share of the other steps that are observed
-    _sampled: float = 0.0  # sum of the sampling rate; a step is observed when it reaches 1
+    sampling_rate: float = 1.0  # share of all steps that are observed, if the balance allows it
+    _num_due: float = 0.0  # the sampling rate, summed over all steps, minus the observed steps
     _set_up: bool = False  # the first observed step is over
     _num_owed: int = FIRST_STEPS  # steps to observe regardless of the balance
     _balance_ns: float = START_NS
@@ -78,17 +79,21 @@ class OverheadBudget:
         """Whether to observe this step."""
         if self.every is not None:
             return step % self.every == 0
+        # Evenly spread, without a random number: the user's generators must not change. A step that the balance does not allow is made up
+        # for by a later one.
+        self._num_due = min(self._num_due + self.sampling_rate, MAX_DUE)
+        is_observed = self._is_required(step) or (
+            self._num_due >= 1 - 1e-9 and (is_milestone(step) or self._balance_ns >= self._observed_ns)
+        )
+        self._num_due -= is_observed
+        return is_observed
+
+    def _is_required(self, step: int) -> bool:
+        """Whether the step is observed at any cost and at any sampling rate."""
         if self._num_owed:
             self._num_owed -= 1
             return True
-        if self.at_least_every is not None and step % self.at_least_every == 0:
-            return True
-        if not is_milestone(step) and self._balance_ns < self._observed_ns:
-            return False
-        self._sampled += self.sampling_rate  # evenly spread, without a random number: the user's generators must not change
-        is_sampled = self._sampled >= 1 - 1e-9
-        self._sampled -= is_sampled
-        return is_sampled
+        return self.at_least_every is not None and step % self.at_least_every == 0
 
 
 def is_milestone(step: int) -> bool:

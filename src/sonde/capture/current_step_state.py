@@ -37,6 +37,7 @@ class CurrentStep:
     is_first_forward: bool = False  # in this step, through this module
     # the loss
     loss: float = math.nan  # handed to backward last; NaN where it is on a device
+    last_loss: float | None = None  # the last one that is known, of this step or of an earlier one
     loss_scale: float = math.nan  # of a GradScaler; NaN without one, and where it is on a device
     is_loss_scaled: bool = False
     loss_scale_backoff: float = math.nan  # factor that the GradScaler multiplies its scale with after a skipped step

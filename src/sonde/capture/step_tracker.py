@@ -106,6 +106,7 @@ class StepTracker(TrainingCallbacks):
         self.state = CurrentStep(recorder.scalars)
         self._concerns, self._make_handlers = concerns, make_handlers
         self._incident_handlers: Sequence[IncidentHandler] | None = None
+        self.num_incidents, self.incidents_ns = 0, 0  # searched for a cause, and the time that the training waited for that
         self._poll_handlers: Sequence[Callable[[], None]] = ()  # of handlers whose answers may come at a later step
         measured = self._measured = config.measured
         self._budget = OverheadBudget(config.overhead_budget, config.every, measured.observed_every, config.sampling_rate)
@@ -126,6 +127,7 @@ class StepTracker(TrainingCallbacks):
         self._has_eval_forward = False  # one has begun in this step
         self._has_scaler_stepped = False
         self.on_new_optimizer: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None  # for the discovery of models
+        self.on_models_changed: Callable[[], None] = lambda: None  # models or optimizers are new, or hold other parameters
         self.on_step_written: Callable[[int, bool], None] | None = None
         self.on_compile_start: Callable[[Any], None] = lambda target: None
         self._start_step()
@@ -164,6 +166,7 @@ class StepTracker(TrainingCallbacks):
             self.recorder.emit(incident.event, incident.step)
         is_confirmed = not is_question
         if not (isinstance(incident, NonFiniteIncident) and incident.event.what == "input"):  # which has no origin to search for
+            started_ns = perf_counter_ns()
             try:
                 with suspended():
                     if self._incident_handlers is None:
@@ -173,6 +176,8 @@ class StepTracker(TrainingCallbacks):
                 is_confirmed = True in answers if is_question else False not in answers
             finally:
                 self.buffer.blamed_batch = None
+                self.num_incidents += 1
+                self.incidents_ns += perf_counter_ns() - started_ns
         if is_question and is_confirmed:
             self.recorder.emit(incident.event, incident.step)  # type: ignore[union-attr]
         self._call(self._plan.on_incident, incident, is_confirmed)
@@ -227,9 +232,11 @@ class StepTracker(TrainingCallbacks):
 
     def close_handlers(self) -> None:
         """End what incident handlers have started."""
+        started_ns = perf_counter_ns()
         for handler in self._incident_handlers or ():
             if hasattr(handler, "close"):
                 handler.close()
+        self.incidents_ns += perf_counter_ns() - started_ns if self._incident_handlers else 0
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -497,6 +504,7 @@ class StepTracker(TrainingCallbacks):
         if step & (step - 1) == 0:  # 0, 1, 2, 4, 8 …: models and optimizers change rarely
             if self.models.record_ownership(self.gradients, step):
                 self._budget.observe_closely()
+                self.on_models_changed()
             self.models.refresh()
         self._call(self._plan.on_step_end)
         for poll in self._poll_handlers:

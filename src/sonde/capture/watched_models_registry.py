@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,8 @@ from sonde.capture.user_source_line import describe_line, user_frame
 from sonde.capture.watched_model import COMPILED, WatchedModel, join_path
 from sonde.capture.zero_grad_tracking import GradientState, optimizer_parameters
 from sonde.events import ModelOutputShape, ModelWatched, NotMeasured, OwnershipChanged, Site
+from sonde.formatting import counted, listing
+from sonde.layer_name_patterns import LayerPatterns
 from sonde.statistics.batched_device_reads import on_device
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import find_tensors
@@ -28,8 +30,10 @@ NUM_SAMPLED = 4  # parameters of each model, read to notice that the user update
 class ModelRegistry:
     """Names models and parameters, and records who owns them."""
 
-    def __init__(self, recorder: StepRecorder) -> None:
+    def __init__(self, recorder: StepRecorder, layers: Sequence[str] = ()) -> None:
         self._recorder = recorder
+        self._layers = LayerPatterns(layers) if layers else None
+        self._is_selected: dict[tuple[str, str], bool] = {}  # by model and path
         self.unowned: list[torch.Tensor] = []  # trainable parameters that no optimizer held at the last check
         self._watched: list[WatchedModel] = []
         self._by_entry_point: dict[int, WatchedModel] = {}  # found once, by id(module)
@@ -82,6 +86,11 @@ class ModelRegistry:
         self._recorder.emit(event, step)
         for path, reason in watched.unmeasured_parts():
             self._record_unmeasured(watched, step, path, reason)
+        if self._layers is not None:
+            num_skipped = sum(not self.selects(watched.name, path or type(body).__name__) for path, _ in watched.leaves())
+            if num_skipped:
+                where = f"{counted(num_skipped, 'layer')} of {watched.name or label}"
+                self._recorder.emit(NotMeasured(where=where, reason=f"only {listing(self._layers.patterns)} was chosen by layers"), step)
 
     def _record_unmeasured(self, watched: WatchedModel, step: int, path: str, reason: str) -> None:
         self._recorder.emit(NotMeasured(where=join_path(watched.name, path) or "(the whole model)", reason=reason), step)
@@ -124,6 +133,46 @@ class ModelRegistry:
             watched.version += 1
             watched.renew_entry_points()
 
+    # -- layers that are measured ------------------------------------------------------------------
+
+    @property
+    def are_layers_selected(self) -> bool:
+        """Whether the settings name the layers that are measured."""
+        return self._layers is not None
+
+    def selects(self, model: str, path: str) -> bool:
+        """Whether a layer or parameter is measured: it, or a module around it, matches a pattern of the settings."""
+        if self._layers is None:
+            return True
+        known = self._is_selected.get((model, path))
+        if known is None:
+            parts = path.split(".")
+            around = [".".join(parts[:num]) for num in range(1, len(parts) + 1)]
+            names = around + [join_path(model, each) for each in around if model]
+            known = self._is_selected[model, path] = any(map(self._layers.matches, names))
+        return known
+
+    def selected_parameters(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that are measured: where layers are selected, none that belongs to no watched model."""
+        if self._layers is None:
+            return parameters
+        names = self._names_by_id()
+        return [p for p in parameters if (name := names.get(id(p))) is not None and self.selects(*name[:2])]
+
+    def report_unmatched_layers(self, step: int) -> None:
+        """Log and record the patterns of the settings that match nothing in any model."""
+        if self._layers is None:
+            return
+        bodies = [(watched.name, body) for watched in self if (body := watched.body) is not None]
+        if not bodies:
+            return
+        names = [type(body).__name__ for _, body in bodies]
+        for model, body in bodies:
+            for each in (*body.named_modules(), *body.named_parameters()):
+                names += {each[0], join_path(model, each[0])} - {"", model}
+        for sentence in self._layers.warn_unmatched(names):
+            self._recorder.emit(NotMeasured(where="the setting layers", reason=sentence), step)
+
     # -- parameters --------------------------------------------------------------------------------
 
     def parameter_site(self, parameter: torch.Tensor) -> Site | None:
@@ -146,24 +195,31 @@ class ModelRegistry:
         return site.name if site else ""
 
     def _name(self, parameter: torch.Tensor) -> tuple[str, str, str, bool]:
-        if self._names is None:
-            self._names = {}
-            for watched in self:
-                body = watched.body
-                for prefix, module in body.named_modules() if body is not None else ():
-                    for name, p in module._parameters.items():
-                        if p is not None:
-                            owner = type(module).__name__
-                            self._names.setdefault(id(p), (watched.name, join_path(prefix, name), owner, p.requires_grad))
-        name = self._names.get(id(parameter))
+        name = self._names_by_id().get(id(parameter))
         if name is None:
             # The optimizer holds it, no watched model does: a loose Parameter, or one that the model has dropped.
             self._num_foreign += 1
             name = ("", f"(in no watched model).{self._num_foreign}", "", parameter.requires_grad)
         return name
 
+    def _names_by_id(self) -> dict[int, tuple[str, str, str, bool]]:
+        """Model, path, class of the module and whether it is trained, of every parameter."""
+        names = self._names
+        if names is None:
+            names = {}
+            for watched in self:
+                body = watched.body
+                for prefix, module in body.named_modules() if body is not None else ():
+                    for name, p in module._parameters.items():
+                        if p is not None:
+                            owner = type(module).__name__
+                            names.setdefault(id(p), (watched.name, join_path(prefix, name), owner, p.requires_grad))
+            self._names = names  # complete: another thread may read it, or ask for new ones meanwhile
+        return names
+
     def record_ownership(self, gradients: GradientState, step: int) -> bool:
         """Which optimizer holds which parameter, over the models that have run. False: nothing changed."""
+        self.report_unmatched_layers(step)
         models = {id(p): (join_path(watched.name, path), p) for watched in self if watched.has_run for path, p in watched.parameters()}
         left_behind = [row for body in self.bodies_that_ran() for row in find_left_behind(body)]
         owned: set[int] = set()

@@ -12,7 +12,7 @@ from importlib import import_module
 
 import click
 
-from sonde.errors import NO_ROOM, SondeError
+from sonde.errors import NO_ROOM, OutputExistsError, SondeError
 
 COMMANDS = (
     "run", "diagnose", "report", "explain", "runs", "compare", "baseline", "export", "compact",
@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _call(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:  # None: the process was started with a closed stdout
             sys.stdout.flush()
+    except OutputExistsError as error:
+        code = _print_error(error.on_command_line, error.exit_code)
     except SondeError as error:
         code = _print_error(str(error), error.exit_code)
     except click.UsageError as error:

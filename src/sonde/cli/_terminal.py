@@ -24,14 +24,15 @@ FORMATS = (".html", ".md", ".json")
 ERASE_LINE = "\r\x1b[K"
 
 
-def open_terminal(*, stderr: bool = False) -> Terminal:
-    """A console on stdout or stderr. Characters that the locale cannot encode are written as escapes."""
-    from sonde.render.terminal.print_to_terminal import Terminal
+def open_terminal(*, stderr: bool = False, is_wide: bool = False) -> Terminal:
+    """A console on stdout or stderr, `is_wide` for tables that use the whole width of the terminal. Characters that the locale cannot
+    encode are written as escapes."""
+    from sonde.render.terminal.print_to_terminal import WIDEST, Terminal
 
     stream = sys.stderr if stderr else sys.stdout
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
-    return Terminal(stream)
+    return Terminal(stream, widest=sys.maxsize if is_wide else WIDEST)
 
 
 def diagnose_with_progress(path: Path) -> Report:

@@ -12,7 +12,7 @@ import click
 
 from sonde.cli._script_argument import check_script, script_command
 from sonde.cli._terminal import open_terminal
-from sonde.errors import SondeError
+from sonde.errors import OutputExistsError, SondeError
 from sonde.formatting import printable
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _print(report: ProfileReport, comparison: ProfileComparison | None, stdout: 
         return
     from sonde.render.terminal.profile_terminal import TerminalProfile, TerminalProfileComparison
 
-    terminal = open_terminal(stderr=True)
+    terminal = open_terminal(stderr=True, is_wide=True)
     terminal.print(TerminalProfile(report))
     if comparison is not None:
         terminal.print()
@@ -121,7 +121,7 @@ def _check_output(output: Path, force: bool) -> None:
 
     check_suffix(output)
     if output.exists() and not force:
-        raise SondeError(f"{output} exists already. Give another name, or --force to replace it.")
+        raise OutputExistsError(output)
     if not output.parent.is_dir():
         raise SondeError(f"{output} cannot be written: there is no directory {output.parent}.")
 

@@ -34,6 +34,11 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
 
     Exit code 0: the origin that is recorded in the capsule (or any, if none is recorded). 1: another origin or none. 2: wrong usage.
     """
+    from sonde.replay.capsule.create_capsule import load_capsule
+    from sonde.replay.capsule.replay_capsule_in_script import replay_model_from, replay_script
+    from sonde.replay.capsule.replay_capsule_with_model import is_same_origin
+
+    loaded = load_capsule(capsule)
     if (script is None) == (model_from is None):
         raise SondeError(
             "A capsule contains numbers and no code: the model has to be given.\n"
@@ -42,11 +47,6 @@ def replay(capsule: str, script: str | None, model_from: str | None, args: tuple
         )
     if script is not None and not Path(script).is_file():
         raise SondeError(f"no file {script} here. Name the script that the capsule was made with.")
-    from sonde.replay.capsule.create_capsule import load_capsule
-    from sonde.replay.capsule.replay_capsule_in_script import replay_model_from, replay_script
-    from sonde.replay.capsule.replay_capsule_with_model import is_same_origin
-
-    loaded = load_capsule(capsule)
     replayed = replay_script(loaded, script, args) if script is not None else replay_model_from(loaded, model_from or "")
     sys.stdout.flush()
     if loaded.origin is None:

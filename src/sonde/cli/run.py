@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import click
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 @click.option("--budget", type=float, metavar="SHARE", help="Share of the training time that Sonde may take.  [default: 0.02]")
 @click.option("--mode", metavar="MODE", help="What is measured.  [default: full_debug]")
 @click.option("--level", metavar="LEVEL", help="Depth: basic, intermediate, advanced or expert.  [default: intermediate]")
+@click.option("--preset", metavar="NAME", help="Settings by name: basic, advanced or production.")
+@click.option("--layer", "layers", metavar="PATTERN", multiple=True, help="Measure these layers only; may be repeated.")
+@click.option("--switch", "switches", metavar="SWITCH", multiple=True, help="Turn a switch on, or all; may be repeated.")
 @click.option("--set", "settings", metavar="NAME=VALUE", multiple=True, help="Another setting; may be repeated.")
 @click.option("--to", metavar="DIR", help="Directory of the run.  [default: a new one in runs/]")
 @click.option("--name", metavar="NAME", help="Part of the name of the directory.  [default: the name of the script]")
@@ -32,6 +36,9 @@ def run(
     budget: float | None,
     mode: str | None,
     level: str | None,
+    preset: str | None,
+    layers: tuple[str, ...],
+    switches: tuple[str, ...],
     settings: tuple[str, ...],
     to: str | None,
     name: str | None,
@@ -49,17 +56,23 @@ def run(
     Example:  sonde run train.py --lr 0.1
               sonde run -m pkg.train --epochs 3
               sonde run --every 1 --to runs/base train.py
+              sonde run --preset production --switch memory_usage train.py
 
     Exit code: that of the script. With --check, if the script succeeds: 0 healthy, 1 problems, 3 unknown.
     """
-    from sonde.config import load_config, setting_from_text
+    from sonde.config import SWITCH_SETTINGS, load_config, setting_from_text
+    from sonde.runlog.switch_file import parse_switch_words
 
-    flags = {"every": every, "overhead_budget": budget, "mode": mode, "level": level}
+    asked = parse_switch_words(f"+{each}" for each in switches)
+    flags: dict[str, object] = {name: True for name, switch in SWITCH_SETTINGS.items() if switch in asked}
+    flags |= {"preset": preset, "every": every, "overhead_budget": budget, "mode": mode, "level": level, "layers": layers or None}
     config = load_config(**dict(setting_from_text(each) for each in settings) | {k: v for k, v in flags.items() if v is not None})
     check_script("run", script, module=module)
-    from sonde.session import run_script
+    began_ns = perf_counter_ns()
+    from sonde.session import TORCH_IMPORT_NS, run_script
 
-    launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict)
+    import_ns = perf_counter_ns() - began_ns - TORCH_IMPORT_NS  # the script imports torch as well
+    launched = run_script(script, args, module=module, config=config, to=to, name=name, strict=strict, import_ns=import_ns)
     report = None
     # Only the first of the processes that torchrun starts prints a verdict.
     if launched.run is not None and os.environ.get("RANK", "0") == "0" and (check or not quiet):

@@ -2,6 +2,9 @@
 
 from sonde.config.debug_modes_and_levels import DebugLevel, DebugMode, MeasuredParts
 from sonde.config.load_settings import load_config, read_config, setting_from_text
-from sonde.config.settings import DebugConfig
+from sonde.config.settings import PRESETS, SWITCH_SETTINGS, DebugConfig, as_config
 
-__all__ = ["DebugConfig", "DebugLevel", "DebugMode", "MeasuredParts", "load_config", "read_config", "setting_from_text"]
+__all__ = [
+    "PRESETS", "SWITCH_SETTINGS", "DebugConfig", "DebugLevel", "DebugMode", "MeasuredParts", "as_config", "load_config", "read_config",
+    "setting_from_text",
+]  # fmt: skip

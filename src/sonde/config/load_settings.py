@@ -10,15 +10,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from sonde.config.settings import ALIASES, NAMES, DebugConfig, resolve_names
+from sonde.config.settings import ALIASES, NAMES, PRESET, DebugConfig, as_config, resolve_names
 from sonde.errors import ConfigError
 
 _OTHERS = frozenset({"SONDE_NATIVE"})  # variables of Sonde that are not settings
 _FILES = (("sonde.toml", ()), ("sonde.json", ()), ("pyproject.toml", ("tool", "sonde")))
 
 
-def load_config(base: DebugConfig | None = None, /, **given: Any) -> DebugConfig:
-    """The effective configuration. `base` replaces files and environment; keyword arguments that are not None override everything."""
+def load_config(base: DebugConfig | Mapping[str, Any] | None = None, /, **given: Any) -> DebugConfig:
+    """The effective configuration. `base` (or settings by name) replaces files and environment; keyword arguments that are not None
+    override everything."""
+    base = as_config(base)
     values: dict[str, Any] = {}
     if base is None:
         values |= resolve_names(next(filter(None, (_content(Path.cwd() / name, table) for name, table in _FILES)), {}))
@@ -41,7 +43,8 @@ def setting_from_text(assignment: str) -> tuple[str, Any]:
     name, sign, text = assignment.partition("=")
     if not sign:
         raise ConfigError(f"a setting is written as NAME=VALUE, for instance level=expert, not {assignment!r}.")
-    (first,) = resolve_names({name.strip().replace("-", "_"): text})
+    plain = name.strip().replace("-", "_")
+    first = PRESET if plain == PRESET else next(iter(resolve_names({plain: text})))
     return first, _parse(first, first, text.strip())
 
 
@@ -65,7 +68,7 @@ def _content(path: Path, table: tuple[str, ...]) -> dict[str, Any] | None:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    names = {f"SONDE_{name.upper()}": name for name in (*NAMES, *ALIASES)}
+    names = {f"SONDE_{name.upper()}": name for name in (*NAMES, *ALIASES, PRESET)}
     for variable, text in environment.items():
         name = names.get(variable)
         if name is not None:
@@ -80,10 +83,15 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _parse(name: str, shown_name: str, text: str) -> Any:
     """A text as a value of the setting's type; `shown_name` is the name in error messages."""
+    if name == PRESET:
+        return text
     name = ALIASES.get(name, name)
-    default = next(each.default for each in fields(DebugConfig) if each.name == name)
+    setting = next(each for each in fields(DebugConfig) if each.name == name)
+    default = setting.default
     if isinstance(default, str):
         return text
+    if isinstance(default, tuple):
+        return _parse_list(shown_name, text)
     if isinstance(default, bool):
         if text.lower() in {"1", "true", "yes", "on"}:
             return True
@@ -93,6 +101,17 @@ def _parse(name: str, shown_name: str, text: str) -> Any:
     if default is None and text.lower() in {"", "none"}:
         return None
     try:
-        return float(text) if isinstance(default, float) else int(text)
+        return int(text) if setting.metadata["whole"] else float(text)
     except ValueError:
         raise ConfigError(f"{shown_name} must be a number, not {text!r}.") from None
+
+
+def _parse_list(shown_name: str, text: str) -> list[str]:
+    """Texts that are separated by commas, or a JSON list, where a comma is part of one."""
+    if not text.startswith('["'):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        parts: list[str] = json.loads(text)
+        return parts
+    except ValueError as error:
+        raise ConfigError(f"{shown_name} is not a JSON list of texts: {error}.") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonde.diagnostics.health_score import Health, health_of
+from sonde.diagnostics.health_score import Health, RuleResults, health_of
 from sonde.diagnostics.training_dynamics import TrainingDynamics, training_dynamics
 from sonde.diagnostics.training_history import TrainingColumns
 from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo
@@ -87,11 +87,11 @@ class DiagnosticsReport:
 
 
 def build_diagnostics_report(
-    columns: TrainingColumns, architecture: ModelArchitectureInfo | None, findings: Sequence[Finding] | None, *, ahead: int | None = None
+    columns: TrainingColumns, architecture: ModelArchitectureInfo | None, results: RuleResults | None, *, ahead: int | None = None
 ) -> DiagnosticsReport:
-    """`findings`: of the rules; None if no run was judged. `ahead`: number of steps for the forecast of the loss."""
+    """`results`: of the rules; None if no run was judged. `ahead`: number of steps for the forecast of the loss."""
     dynamics = training_dynamics(columns, ahead)
-    health, known = health_of(dynamics, columns, findings), tuple(findings or ())
+    health, known = health_of(dynamics, columns, results), results.findings if results is not None else ()
     lines = tuple(_recommendations(dynamics, columns, architecture, known))
     return DiagnosticsReport(architecture, dynamics, health, known, lines, columns.loss.points(), columns.validation.points())
 
@@ -111,16 +111,29 @@ def _recommendations(
         lines.append("train on one batch until the loss is near zero: if that fails the loop is wrong, if it works raise the learning rate")
     elif dynamics.learning == "settled" and dynamics.plateau is not None and overfitting.is_overfitting is not True:
         lines.append(f"the loss gains nothing since step {dynamics.plateau.since_step}: stop, or lower the learning rate once more")
-    elif dynamics.learning == "improving" and found is not None and found.half_life_steps is not None and not overfitting.is_overfitting:
+    elif (
+        dynamics.learning == "improving" and found is not None and found.half_life_steps is not None and not overfitting.is_overfitting
+        and dynamics.accuracy_fall is None
+    ):  # fmt: skip
         lines.append(f"continue the training: about {number(LONG * found.half_life_steps)} more steps bring most of what is left to gain")
     if overfitting.is_overfitting:
         lines.append(f"keep the weights of step {overfitting.best_step}, where validation was best; regularize, or stop earlier")
+    if (fall := dynamics.accuracy_fall) is not None:
+        lines.append(
+            f"accuracy was {number(fall.best)} until about step {fall.best_step} and is {number(fall.last)} now: keep the weights of that "
+            "step, and find what changed since: the learning rate, the data or its order, train() and eval()"
+        )
+    if (fall := dynamics.throughput_fall) is not None:
+        lines.append(
+            f"throughput fell from {number(fall.best)} to {number(fall.last)} samples per second since step {fall.best_step}: "
+            "sonde profile shows where the time goes; growing memory, longer batches and data loading are usual reasons"
+        )
     spikes = [str(one.step) for one in dynamics.anomalies if one.kind == "loss spike"]
     if spikes and not is_explained and dynamics.learning != "diverging":
         lines.append(f"the loss jumped at step {listing(spikes)}: clip gradients, and inspect these batches")
     if len(columns.gpu_utilization) and float(np.median(columns.gpu_utilization)) < IDLE:
         lines.append("the GPU waits most of the time: sonde profile shows whether data loading or small batches are the reason")
-    if any(one.kind == "memory growth" for one in dynamics.anomalies) and not is_explained:
+    if any(one.kind == "memory growth" for one in dynamics.anomalies) and (columns.is_recorded_by_hand or not is_explained):
         lines.append("memory grows with every step: sonde.MemoryProfiler shows what holds it")
     if architecture is not None and architecture.trainable_parameters == 0:
         lines.append("no parameter is trainable: call requires_grad_(True) on those that should learn")

@@ -1,51 +1,53 @@
 """Diagnostics of a run on disk: its steps as columns, its model as an architecture, the findings of the rules."""
 
-import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from sonde.diagnostics.anomalous_steps import AnomalyDetector
+from sonde.diagnostics.health_score import RuleResults
 from sonde.diagnostics.training_history import Curve, Floats, MetricsRecorder, TrainingColumns
 from sonde.diagnostics.user_supplied_metrics import MIB, ModelArchitectureInfo
-from sonde.events import Finding, Kind, ModelWatched
+from sonde.events import Kind, ModelWatched
 from sonde.report import diagnose
 from sonde.report.run_summary import VALIDATION
 from sonde.run_view import RunView, newest_views
 from sonde.runlog.run_reader import Run
 
-# Of the data types that do not have four.
-BYTES = {"float64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}
 
-
-def read_run(run: Run | Path | str) -> tuple[TrainingColumns, ModelArchitectureInfo | None, tuple[Finding, ...]]:
-    """The columns and the first model of the lowest rank (its newest attempt, as the rules judge it), and the findings of the rules."""
+def read_run(run: Run | Path | str) -> tuple[TrainingColumns, ModelArchitectureInfo | None, RuleResults]:
+    """The columns and the first model of the lowest rank (its newest attempt, as the rules judge it), and what the rules say."""
     source = run if isinstance(run, Run) else Run(run)
     view = next(iter(newest_views(source).values()), None)
-    findings = diagnose(source).findings
+    report = diagnose(source)
+    results = RuleResults(report.findings, report.clear, tuple(one.rule for one in report.not_evaluated))
     if view is None:
-        return MetricsRecorder().columns(), None, findings
-    return _columns(view, source.logged), _architecture(view), findings
+        return replace(MetricsRecorder().columns(), is_recorded_by_hand=False), None, results
+    return _columns(view, source.logged), _architecture(view), results
 
 
 def _columns(view: RunView, logged: list[str]) -> TrainingColumns:
     accuracy = _first_logged(view, logged, lambda name: "acc" in name.lower() and not VALIDATION.search(name))
     validation = _first_logged(view, logged, lambda name: "loss" in name.lower() and bool(VALIDATION.search(name)))
     rows = np.flatnonzero(view.losses.has_loss)
-    steps, loss, step_ms = view.step_numbers[rows], view.losses.value[rows], view.steps["step_ms"][rows]
+    own_ms = view.steps["sonde_ms"]
+    step_ms = (view.steps["step_ms"] - np.where(own_ms > 0, own_ms, 0.0))[rows]  # observed steps are not the training's slow ones
+    steps, loss = view.step_numbers[rows], view.losses.value[rows]
     num_samples = _num_samples(view)[rows]
     with np.errstate(invalid="ignore", divide="ignore"):
         throughput = np.where(step_ms > 0, num_samples / step_ms * 1e3, np.nan)
         seconds = float(np.nansum(np.where(step_ms >= 0, step_ms, 0.0))) / 1e3
     memory_mb = np.where(np.isnan(view.steps["cuda_mb"]), view.steps["rss_mb"], view.steps["cuda_mb"])[rows]
+    is_known = np.isfinite(throughput)
     anomalies = AnomalyDetector()
     for values in zip(*(column.tolist() for column in (steps, loss, throughput, _at_steps(accuracy, view)[rows], memory_mb))):
         anomalies.update(*values)
     return TrainingColumns(
-        Curve(steps.astype(np.float64), loss), view.loss_trend, validation, throughput[np.isfinite(throughput)], np.empty(0), anomalies,
-        num_steps=len(rows), num_samples=float(np.nansum(num_samples)), seconds=seconds,
+        Curve(steps.astype(np.float64), loss), view.loss_trend, validation, Curve(steps[is_known].astype(np.float64), throughput[is_known]),
+        np.empty(0), anomalies, num_steps=len(rows), num_samples=float(np.nansum(num_samples)), seconds=seconds, accuracy=accuracy,
     )  # fmt: skip
 
 
@@ -84,7 +86,7 @@ def _architecture(view: RunView) -> ModelArchitectureInfo | None:
     sites = [site for site in view.sites.values() if site.model == model.model]
     parameters = [site for site in sites if site.kind == "parameter"]
     outputs = {site.path: site.type for site in sites if site.kind == "output" and site.type}
-    num_bytes = sum(math.prod(site.shape) * BYTES.get(site.dtype.removeprefix("torch."), 4) for site in parameters)
+    num_bytes = sum(site.num_bytes for site in parameters)
     total = max(0, model.num_parameters)
     return ModelArchitectureInfo(
         total_parameters=total, trainable_parameters=min(max(0, model.num_trainable), total), name=model.class_name,

@@ -18,6 +18,9 @@ FALLEN = 0.2  # of the level: a loss that has risen before must fall by that muc
 NOISES = 2.0  # standard deviations of a piece: what falls by less may not have fallen
 FEWEST_VALIDATIONS = 4  # before any of them can be called the best
 WORSE = 0.05  # of what validation gained: a worse end than the best is noise below that
+FALLEN_ACCURACY = 0.2  # of its best level, at the end: batches differ by less
+FALLEN_THROUGHPUT = 0.5  # of its best level, at the end: longer sequences and a busy machine cost less
+FEWEST_IN_FALL = 9  # values: three pieces of three
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,19 @@ class Overfitting:
 
 
 @dataclass(frozen=True, slots=True)
+class Fall:
+    """A quantity that should not fall, and was higher for a while than it is at the end."""
+
+    best_step: int  # the last one at its best level
+    best: float
+    last: float
+
+    @property
+    def lost_share(self) -> float:
+        return 1 - self.last / self.best
+
+
+@dataclass(frozen=True, slots=True)
 class LearningEfficiency:
     """What was learned, and its cost. A quantity is None if what it is divided by is not known."""
 
@@ -80,6 +96,8 @@ class TrainingDynamics:
     overfitting: Overfitting
     efficiency: LearningEfficiency
     anomalies: tuple[Anomaly, ...]
+    accuracy_fall: Fall | None = None
+    throughput_fall: Fall | None = None  # only of numbers recorded by hand: rules judge those of a run
 
 
 def training_dynamics(columns: TrainingColumns, ahead: int | None = None) -> TrainingDynamics:
@@ -98,7 +116,8 @@ def training_dynamics(columns: TrainingColumns, ahead: int | None = None) -> Tra
         last_step=int(steps.max()) if columns.num_steps else -1, learning=learning, why=why, first_loss=trend.first_level,
         last_loss=trend.recent_level, convergence=found, stability=_stability(loss.values, columns), plateau=plateau,
         overfitting=_overfitting(columns.validation.finite(), loss, trend.recent_level), efficiency=_efficiency(columns),
-        anomalies=columns.anomalies.anomalies,
+        anomalies=columns.anomalies.anomalies, accuracy_fall=_fall(columns.accuracy.finite(), FALLEN_ACCURACY),
+        throughput_fall=_fall(columns.throughput, FALLEN_THROUGHPUT) if columns.is_recorded_by_hand else None,
     )  # fmt: skip
 
 
@@ -162,8 +181,22 @@ def _efficiency(columns: TrainingColumns) -> LearningEfficiency:
     removed = (first - last) / first if first > 0 and math.isfinite(last) else None
     per_thousand = removed / columns.num_samples * 1e3 if removed is not None and columns.num_samples else None
     per_minute = removed / columns.seconds * 60 if removed is not None and columns.seconds else None
-    samples_per_second = float(np.median(columns.throughput)) if len(columns.throughput) else None
+    samples_per_second = float(np.median(columns.throughput.values)) if len(columns.throughput.values) else None
     return LearningEfficiency(removed, per_thousand, per_minute, columns.num_samples or None, samples_per_second)
+
+
+def _fall(curve: Curve, least_share: float) -> Fall | None:
+    """The fall from the best level to the last one, beyond noise. Levels are medians of pieces of at least three values."""
+    if len(curve.values) < FEWEST_IN_FALL:
+        return None
+    at, level = piecewise_medians(curve.steps, curve.values, min(32, len(curve.values) // 3))
+    num_last = max(1, len(level) // 8)
+    best, last = float(np.max(level)), float(np.max(level[-num_last:]))  # the end is down only if all of it is
+    noise = robust_std(np.diff(level)) / math.sqrt(2)
+    if best <= 0 or best - last < max(least_share * best, NOISES * noise):
+        return None
+    last_good = int(np.flatnonzero(level >= best - max(WORSE * best, NOISES * noise))[-1])
+    return Fall(int(at[last_good]), best, last)
 
 
 def _detrended(losses: Floats) -> tuple[Floats, Floats]:

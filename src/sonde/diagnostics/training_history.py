@@ -46,12 +46,14 @@ class TrainingColumns:
     loss: Curve  # values that are not finite included
     trend: LossTrend
     validation: Curve
-    throughput: Floats  # samples per second, of the steps for which it is known
+    throughput: Curve  # samples per second, of the steps for which it is known
     gpu_utilization: Floats
     anomalies: AnomalyDetector
     num_steps: int = 0  # with a loss
     num_samples: float = 0.0
     seconds: float = 0.0
+    accuracy: Curve = field(default_factory=lambda: Curve(np.empty(0), np.empty(0)))
+    is_recorded_by_hand: bool = False  # no rule has judged these numbers
 
 
 class BoundedCurve:
@@ -75,6 +77,9 @@ class BoundedCurve:
             self._steps, self._values = array("d", curve.steps[chosen]), array("d", curve.values[chosen])
             self._stride *= 2
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def curve(self) -> Curve:
         return Curve(np.array(self._steps), np.array(self._values))
 
@@ -91,6 +96,8 @@ class MetricsRecorder:
     _validation: BoundedCurve = field(default_factory=BoundedCurve)
     _throughput: BoundedCurve = field(default_factory=BoundedCurve)
     _gpu: BoundedCurve = field(default_factory=BoundedCurve)
+    _accuracy: BoundedCurve = field(default_factory=BoundedCurve)
+    _validation_accuracy: BoundedCurve = field(default_factory=BoundedCurve)
 
     def add(self, metrics: ModelPerformanceMetrics) -> None:
         step, num_samples, seconds = metrics.training_step, or_nan(metrics.batch_size), or_nan(metrics.step_time_ms) / 1e3
@@ -104,15 +111,21 @@ class MetricsRecorder:
         self.seconds += seconds if seconds == seconds else 0.0
         self.anomalies.update(step, metrics.loss, rate, or_nan(metrics.accuracy), or_nan(metrics.memory_usage_mb))
         self._loss.add(step, metrics.loss)
-        for curve, value in ((self._validation, metrics.validation_loss), (self._throughput, rate), (self._gpu, metrics.gpu_utilization)):
+        for curve, value in (
+            (self._validation, metrics.validation_loss), (self._throughput, rate), (self._gpu, metrics.gpu_utilization),
+            (self._accuracy, metrics.accuracy), (self._validation_accuracy, metrics.validation_accuracy),
+        ):  # fmt: skip
             if value is not None and value == value:
                 curve.add(step, value)
 
     def columns(self) -> TrainingColumns:
         loss, validation = self._loss.curve(), self._validation.curve()
-        throughput, gpu = self._throughput.curve().finite().values, self._gpu.curve().finite().values
+        throughput, gpu = self._throughput.curve().finite(), self._gpu.curve().finite().values
         totals = self.num_steps, self.num_samples, self.seconds
-        return TrainingColumns(loss, _trend(loss), validation, throughput, gpu, self.anomalies, *totals)
+        accuracy = self._accuracy.curve() if len(self._accuracy) else self._validation_accuracy.curve()
+        return TrainingColumns(
+            loss, _trend(loss), validation, throughput, gpu, self.anomalies, *totals, accuracy=accuracy, is_recorded_by_hand=True
+        )
 
 
 def thin(values: Floats, most: int) -> Ints:

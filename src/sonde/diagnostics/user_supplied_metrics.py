@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any
 
 from sonde.errors import SondeError, require_count
@@ -66,17 +67,20 @@ class ModelPerformanceMetrics:
     validation_accuracy: float | None = None
     gradient_norm: float | None = None
     step_time_ms: float | None = None
+    timestamp: float | datetime | None = None  # when: seconds since 1970, or a datetime
 
     def __post_init__(self) -> None:
         require_count(self.training_step, "training_step", minimum=0)
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name != "training_step" and (value is not None or one.name == "loss"):
+            if one.name not in ("training_step", "timestamp") and (value is not None or one.name == "loss"):
                 object.__setattr__(self, one.name, _number(one.name, value))
         for name in ("batch_size", "throughput_samples_per_sec", "memory_usage_mb", "gpu_utilization", "step_time_ms", "gradient_norm"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise SondeError(f"{name} cannot be below 0; in step {self.training_step} it is {value:g}.")
+        if self.timestamp is not None and not isinstance(self.timestamp, datetime):
+            object.__setattr__(self, "timestamp", _number("timestamp", self.timestamp))
         if self.gpu_utilization is not None and self.gpu_utilization > 1:
             if self.gpu_utilization > 100:
                 raise SondeError(f"gpu_utilization is a share, 0 to 1, or a percentage up to 100; this is {self.gpu_utilization:g}.")

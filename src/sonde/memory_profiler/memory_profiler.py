@@ -13,10 +13,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sonde.capture import process_memory
+from sonde.config import DebugConfig
 from sonde.errors import SondeError
+from sonde.formatting import size
 from sonde.leaks.leak_detector import LeakDetector
 from sonde.memory_profiler.allocation_tracker import AllocationTracker
 from sonde.memory_profiler.batch_size_forecast import forecast, peak_usage
+from sonde.memory_profiler.memory_of_run import Source, snapshots_of_run
 from sonde.memory_profiler.memory_report import (
     AccumulatedTensors,
     DeviceMemory,
@@ -27,13 +30,22 @@ from sonde.memory_profiler.memory_report import (
     Snapshot,
     Usage,
 )
+from sonde.memory_trend import MemoryThreshold
 
 
 class MemoryProfiler:
     """Tracks the allocations of every operation between `start()` and `stop()`, by module and phase. `snapshot(label)` also works without
-    `start()`: it counts the live tensors. Models that are not passed are found when they are called."""
+    `start()`: it counts the live tensors. Models that are not passed are found when they are called. A report notes that the process used
+    more than `memory_threshold_mb`, or than `memory_threshold_share` of what it may use."""
 
-    def __init__(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
+    def __init__(
+        self, model: nn.Module | None = None, optimizer: Optimizer | None = None, *, memory_threshold_mb: float | None = None,
+        memory_threshold_share: float | None = None,
+    ) -> None:  # fmt: skip
+        DebugConfig(memory_threshold_mb=memory_threshold_mb, memory_threshold_share=memory_threshold_share)  # refuses invalid values
+        limit = process_memory.limit()
+        limit_bytes = None if limit is None else limit.num_bytes
+        self._threshold = MemoryThreshold.from_settings(memory_threshold_mb, memory_threshold_share, limit_bytes)
         self._models: dict[str, nn.Module] = {}
         self._optimizers: list[Optimizer] = []
         self._tracker: AllocationTracker | None = None  # while it runs
@@ -46,6 +58,13 @@ class MemoryProfiler:
         self._start = perf_counter()
         if model is not None:
             self.attach(model, optimizer)
+
+    @classmethod
+    def from_run(cls, run: Source) -> Self:
+        """The memory of a run: some of its steps as snapshots."""
+        profiler = cls()
+        profiler._snapshots = snapshots_of_run(run)
+        return profiler
 
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Self:
         """Adds a model and the optimizer that trains it. Paths of the first model have no prefix, those of others start with `name`."""
@@ -90,6 +109,16 @@ class MemoryProfiler:
         if tracker is not None:
             tracker.__exit__()
 
+    def clear(self) -> None:
+        """Discard all measurements and snapshots. Models and optimizers stay attached, and a running measurement starts again."""
+        was_running = self._tracker is not None
+        self.close()
+        self._last_tracker, self._found_leaks, self._leaks_checked_at = None, (), -1
+        self._snapshots.clear()
+        self._baseline, self._start = ProcessBaseline(), perf_counter()
+        if was_running:
+            self.start()
+
     def step(self) -> None:
         """Marks the end of a training step, for the search for leaks. Only needed in loops without a torch optimizer."""
         if self._leaks is not None:
@@ -110,8 +139,16 @@ class MemoryProfiler:
         if tracker is None:
             if not self._snapshots:
                 raise SondeError("nothing was measured. Call start() before the training, or snapshot(label) inside it.")
-            return self._report_of_snapshots()
-        return build_report(tracker, snapshots=tuple(self._snapshots), leaks=self._found_leaks, baseline=self._baseline)
+            return self._with_threshold(self._report_of_snapshots())
+        report = build_report(tracker, snapshots=tuple(self._snapshots), leaks=self._found_leaks, baseline=self._baseline)
+        return self._with_threshold(report)
+
+    def _with_threshold(self, report: MemoryReport) -> MemoryReport:
+        threshold, peak = self._threshold, report.peak_rss
+        if threshold is None or peak is None or peak <= threshold.num_bytes:
+            return report
+        note = f"the process used {size(peak)}, more than {threshold.setting} allows ({size(threshold.num_bytes)})"
+        return replace(report, notes=(note, *report.notes))
 
     def _report_of_snapshots(self) -> MemoryReport:
         moments: dict[str, list[Peak]] = {}  # by device
@@ -198,7 +235,10 @@ def build_report(
 
 def _with_process_memory(report: MemoryReport) -> MemoryReport:
     limit, by = process_memory.limit() or (None, "")
-    return replace(report, process=_process_memory(), peak_rss=process_memory.peak_rss(), limit=limit, limit_by=by)
+    process, peak = _process_memory(), process_memory.peak_rss()
+    if peak is not None and process.rss is not None:
+        peak = max(peak, process.rss)  # the system updates the two at different moments
+    return replace(report, process=process, peak_rss=peak, limit=limit, limit_by=by)
 
 
 def _process_memory() -> ProcessMemory:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from sonde.capture.layer_timing.layer_times_from_trace import LayerCosts, ModuleCost
-from sonde.formatting import number
+from sonde.formatting import number, whole_percent
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
 from sonde.profiler.choose_timed_modules import TimedModule, TimedModules
 from sonde.profiler.flops import peak_flops_per_s
-from sonde.profiler.profile_report import DISTURBED, PHASES, UNKNOWN
+from sonde.profiler.profile_report import DISTURBED, ENGINE_START, LOSS_BACKWARD, PHASES, UNKNOWN
 from sonde.profiler.run_and_time_steps import StepRecordings
 from sonde.profiler.samples_per_step import samples_per_step
 from sonde.profiler.timer_overhead import without_timer_cost
@@ -40,7 +40,7 @@ def build_report(
         flops_per_step=sum(cost.forward_self + cost.backward_self for cost in flops.layers.values()) + flops.loss_backward,
         peak_flops_per_s=peak_flops_per_s(recordings.autocast or dtype, device), utilisation=recordings.utilization.result(),
         batch=samples.text, environment=environment(dtype, device, recordings.autocast),
-        notes=(*notes, *_notes(recordings, modules, device)), own_cost=own_cost,
+        notes=(*notes, *_notes(recordings, modules, device)), disturbed_share=recordings.disturbed_share, own_cost=own_cost,
         spans=tuple(sorted(recordings.spans, key=lambda span: (span.step, span.start_ms, -span.duration_ms))),
     )  # fmt: skip
     return replace(report, notes=(*report.notes, *_disturbance_notes(report)))
@@ -48,6 +48,12 @@ def build_report(
 
 def _disturbance_notes(report: ProfileReport) -> Iterator[str]:
     """Any interruption makes a step longer, but only the interrupted layer: on a busy machine the sum of medians differs from the step."""
+    if report.is_disturbed:
+        yield (
+            f"other programs interrupted {whole_percent(report.disturbed_share)} of the measured steps, so times are too long. "
+            "Profile again when the machine is less busy, or with fewer threads: torch.set_num_threads(1)"
+        )
+        return
     share = report.accounted_ms / report.step.median_ms if report.step.median_ms > 0 else 1.0
     if not 1 / DISTURBED < share < DISTURBED:
         cores = number(float(report.utilisation.get("busy_cores", float("nan"))))
@@ -95,7 +101,7 @@ def _layer_cost(module: TimedModule, layer: int, recordings: StepRecordings, has
         forward_self=spread(lambda step: step.forward_self), backward_self=spread(lambda step: step.backward_self, has_backward),
         memory_bytes=saved.forward, memory_self_bytes=saved.forward_self, parameter_bytes=module.parameter_bytes,
         flops_forward=flops.forward, flops_backward=flops.backward, flops_self=flops.forward_self + flops.backward_self,
-        source=module.source,
+        source=module.source, latency=spread(lambda step: step.forward + step.backward),
     )  # fmt: skip
 
 
@@ -109,8 +115,8 @@ def _remainder(recordings: StepRecordings) -> dict[str, float]:
     names = {"data": "data", "optimizer": "optimizer", "other": "loss and other code of the loop"}
     remainder: dict[str, float] = {text: phases[name].median_ms for name, text in names.items() if name in phases}
     engine = {
-        "loss, backward": statistics.median([step.loss_backward for step in recordings.timed] or [0]) / 1e6,
-        "autograd, before the first node": statistics.median([step.engine for step in recordings.timed] or [0]) / 1e6,
+        LOSS_BACKWARD: statistics.median([step.loss_backward for step in recordings.timed] or [0]) / 1e6,
+        ENGINE_START: statistics.median([step.engine for step in recordings.timed] or [0]) / 1e6,
     }
     return remainder | {name: ms for name, ms in engine.items() if ms}
 

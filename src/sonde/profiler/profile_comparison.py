@@ -1,17 +1,17 @@
-"""Compares two profiles: which layers became slower or faster by more than both profiles vary, in one sentence and row by row."""
+"""Compares two profiles: which layers became slower or faster by more than the noise of both, in one sentence and row by row."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sonde.formatting import listing, strict
-from sonde.profiler.profile_report import UNKNOWN, ProfileReport, TimeSpread
+from sonde.formatting import listing, strict, whole_percent
+from sonde.profiler.comparison_noise import CHANGED, MAX_SCATTER, Noise, estimate_noise, fastest
+from sonde.profiler.profile_report import BACKWARD_REMAINDER, UNKNOWN, ProfileReport, TimeSpread
 from sonde.profiler.recommendations import template
 from sonde.render.profile_tree import enclosing_paths
 
-CHANGED = 1.2  # ratio: on a machine with other load, medians of two runs of one program differ by a few percent
-SMALLEST = 0.005  # share of the slower step: a smaller change is not reported, whatever its ratio
 EXPLAINED = 0.75  # share of a module's change that the modules inside must explain to be named instead of it
 ALIKE = 1.15  # between the ratios of modules that changed together
 
@@ -27,8 +27,8 @@ class LayerChange(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Time after divided by time before; 2 means twice as slow."""
-        return self.after.median_ms / self.before.median_ms if self.before.median_ms > 0 else math.nan
+        """Time after divided by time before, of the fastest steps of both; 2 means twice as slow."""
+        return fastest(self.after) / fastest(self.before) if fastest(self.before) > 0 else math.nan
 
     @property
     def is_change(self) -> bool:
@@ -36,7 +36,7 @@ class LayerChange(NamedTuple):
 
     @property
     def change_ms(self) -> float:
-        return self.after.median_ms - self.before.median_ms
+        return fastest(self.after) - fastest(self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,14 @@ class ProfileComparison:
             groups.setdefault((template(one.path), one.kind, one.verdict), []).append(one)
         return tuple(_join(group) for group in groups.values())
 
-    def summary(self, *, width: int = 80) -> str:
-        """Text for a terminal."""
+    def summary(self, *, width: int | None = None) -> str:
+        """Text for a terminal of this width, by default of the width that it has (80 without one)."""
         from sonde.render.terminal.profile_terminal import comparison_text
 
-        return comparison_text(self, width=width)
+        return comparison_text(self, width=width if width is not None else shutil.get_terminal_size().columns)
 
-    __str__ = summary
+    def __str__(self) -> str:
+        return self.summary()
 
     def to_dict(self) -> dict[str, object]:
         """Strict JSON for programs."""
@@ -83,16 +84,64 @@ class ProfileComparison:
 
 def compare(*, before: ProfileReport, after: ProfileReport) -> ProfileComparison:
     """The comparison of two profiles of the same model or script."""
-    step = _change("(step)", "", before.step, after.step, math.nan)
-    step_ms = max((s.median_ms for s in (before.step, after.step) if s.is_known), default=math.nan)
+    old_phases, new_phases = _phase_times(before), _phase_times(after)
+    old_step, new_step = _step_time(before, old_phases), _step_time(after, new_phases)
     kinds = {layer.path: layer.kind for layer in after.layers}
     kinds |= {layer.path: layer.kind for layer in before.layers if layer.path not in kinds}
-    old, new = ({layer.path: _sum((layer.forward, layer.backward)) for layer in report.layers} for report in (before, after))
-    layers = [_change(path, kind, old.get(path, UNKNOWN), new.get(path, UNKNOWN), step_ms) for path, kind in kinds.items()]
+    old, new = _layer_times(before), _layer_times(after)
+    containers = {parent for path in kinds for parent in enclosing_paths(path)}
+    parts = [(old[path], new[path]) for path in kinds if path in old and path in new and path not in containers]
     names = [phase for phase in after.phases if phase in before.phases]
-    phases = [_change(f"({name})", "phase", before.phases[name], after.phases[name], step_ms) for name in names]
-    sentence = _sentence(layers, phases, step_ms)
+    parts += [(old_phases[name], new_phases[name]) for name in names if name not in ("forward", "backward")]
+    noise = estimate_noise(parts, (old_step, new_step), is_disturbed=_is_disturbed(before) or _is_disturbed(after))
+    layers = [_change(path, kind, old.get(path, UNKNOWN), new.get(path, UNKNOWN), noise) for path, kind in kinds.items()]
+    # The rest of the step is frees of memory and a little Python: it varies more than layers do.
+    for_other = noise._replace(ms=max(noise.ms, MAX_SCATTER * max(map(fastest, (old_step, new_step)))))
+    phases = [
+        _change(f"({name})", "phase", old_phases[name], new_phases[name], for_other if name == "other" else noise) for name in names
+    ]
+    step = _change("(step)", "", old_step, new_step, noise)
+    sentence = _sentence(layers, phases, noise)
     return ProfileComparison(before, after, step, tuple(layers), tuple(phases), sentence, tuple(_notes(before, after)))
+
+
+def _is_disturbed(report: ProfileReport) -> bool:
+    return report.is_disturbed and report.environment.get("threads") != "1"
+
+
+def _layer_times(report: ProfileReport) -> dict[str, TimeSpread]:
+    """Forward and backward of each layer. The fastest time of a module is at most the sum of the fastest times inside it: on a busy machine
+    each step may be disturbed somewhere, but hardly a layer is disturbed in every step."""
+    inside: dict[str, float] = {}
+    for layer in report.layers:
+        own_ms = math.fsum(part.fastest_ms for part in (layer.forward_self, layer.backward_self) if part.is_known)
+        for path in (layer.path, *enclosing_paths(layer.path)):
+            inside[path] = inside.get(path, 0.0) + own_ms
+    times = {}
+    for layer in reversed(report.layers):
+        whole = layer.latency if layer.latency.is_known else _sum((layer.forward, layer.backward))
+        times[layer.path] = _at_most(whole, inside[layer.path])
+    return times
+
+
+def _phase_times(report: ProfileReport) -> dict[str, TimeSpread]:
+    """The phases; the fastest forward and backward are at most the sum of the fastest times of the layers."""
+    forward_ms, backward_ms = (
+        math.fsum(part.fastest_ms for part in parts if part.is_known)
+        for parts in ([layer.forward_self for layer in report.layers], [layer.backward_self for layer in report.layers])
+    )
+    beside_ms = math.fsum(ms for name, ms in report.remainder.items() if name in BACKWARD_REMAINDER)
+    limits = {"forward": forward_ms, "backward": backward_ms + beside_ms}
+    return {name: _at_most(spread, limits[name]) if name in limits else spread for name, spread in report.phases.items()}
+
+
+def _step_time(report: ProfileReport, phases: Mapping[str, TimeSpread]) -> TimeSpread:
+    """The step; its fastest time is at most the sum of those of its phases."""
+    return _at_most(report.step, math.fsum(fastest(spread) for spread in phases.values())) if "other" in phases else report.step
+
+
+def _at_most(spread: TimeSpread, parts_ms: float) -> TimeSpread:
+    return spread._replace(fastest_ms=parts_ms) if 0 < parts_ms < spread.fastest_ms else spread
 
 
 def _sum(spreads: Iterable[TimeSpread]) -> TimeSpread:
@@ -100,8 +149,8 @@ def _sum(spreads: Iterable[TimeSpread]) -> TimeSpread:
     parts = [spread for spread in spreads if spread.is_known]
     if not parts:
         return UNKNOWN
-    median, low, high = (math.fsum(part[at] for part in parts) for at in range(3))
-    return TimeSpread(median, low, high, min(part.num for part in parts))
+    median, low, high, _, p95, p99, fast = (math.fsum(part[at] for part in parts) for at in range(len(TimeSpread._fields)))
+    return TimeSpread(median, low, high, min(part.num for part in parts), p95, p99, fast)
 
 
 def _join(group: Sequence[LayerChange]) -> LayerChange:
@@ -111,29 +160,29 @@ def _join(group: Sequence[LayerChange]) -> LayerChange:
     return LayerChange(path, kind, _sum(one.before for one in group), _sum(one.after for one in group), group[0].verdict)
 
 
-def _change(path: str, kind: str, before: TimeSpread, after: TimeSpread, step_ms: float) -> LayerChange:
-    return LayerChange(path, kind, before, after, _verdict(before, after, step_ms))
+def _change(path: str, kind: str, before: TimeSpread, after: TimeSpread, noise: Noise) -> LayerChange:
+    return LayerChange(path, kind, before, after, _verdict(before, after, noise))
 
 
-def _verdict(before: TimeSpread, after: TimeSpread, step_ms: float) -> str:
+def _verdict(before: TimeSpread, after: TimeSpread, noise: Noise) -> str:
     if not before.is_known or not after.is_known:
         return "new" if after.is_known else "gone" if before.is_known else "could not tell"
     if not all(math.isfinite(each) for each in (before.median_ms, after.median_ms)):
         return "could not tell"
-    if abs(after.median_ms - before.median_ms) < SMALLEST * step_ms:
+    if max(abs(after.median_ms - before.median_ms), abs(fastest(after) - fastest(before))) < noise.ms:
         return "unchanged"
-    if after.low_ms > before.high_ms and after.median_ms > CHANGED * before.median_ms:
+    if noise.separates(before, after):
         return "slower"
-    if after.high_ms < before.low_ms and before.median_ms > CHANGED * after.median_ms:
+    if noise.separates(after, before):
         return "faster"
     low, high = sorted((before.median_ms, after.median_ms))
     return "unchanged" if high <= CHANGED * low else "could not tell"  # the medians differ, but both profiles vary as much
 
 
-def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step_ms: float) -> str:
+def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], noise: Noise) -> str:
     if not layers and not phases:
         return "nothing to compare: one of the two profiles has no layers"
-    named = list(_named(layers, step_ms))
+    named = list(_named(layers, noise))
     explained = ("(forward)", "(backward)") if named else ()  # by the named layers
     named += [((one,), one.path) for one in phases if one.path not in explained and one.verdict in ("slower", "faster")]
     named.sort(key=lambda group: -abs(math.fsum(one.change_ms for one in group[0])))
@@ -153,7 +202,7 @@ def _sentence(layers: Sequence[LayerChange], phases: Sequence[LayerChange], step
     return f"{', '.join(parts)}, {'the rest within the noise' if is_uncertain else 'everything else unchanged'}"
 
 
-def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
+def _named(layers: Sequence[LayerChange], noise: Noise) -> Iterator[tuple[tuple[LayerChange, ...], str]]:
     """The layers that explain the change: first equal layers of a stack together, then the remaining ones, one by one."""
     compared = [one for one in layers if one.before.is_known and one.after.is_known]
     containers = {parent for one in compared for parent in enclosing_paths(one.path)}
@@ -161,15 +210,15 @@ def _named(layers: Sequence[LayerChange], step_ms: float) -> Iterator[tuple[tupl
     for one in compared:
         stacks.setdefault(_stack(one.path, containers), []).append(one)
     sums = {name: (_sum(one.before for one in members), _sum(one.after for one in members)) for name, members in stacks.items()}
-    together = [_change(name, "", before, after, step_ms) for name, (before, after) in sums.items()]
+    together = [_change(name, "", before, after, noise) for name, (before, after) in sums.items()]
     named: set[str] = set()
-    for one in _responsible(together):
+    for one in _responsible(together, noise):
         members = tuple(each for each in stacks[one.path] if each.verdict == one.verdict)
         alike = len(members) == len(stacks[one.path])
         for group, name in [(members, one.path)] if alike else [((each,), each.path) for each in members]:
             named.update(each.path for each in group)
             yield group, name
-    for one in _responsible(compared):
+    for one in _responsible(compared, noise):
         if not any(path == one.path or path in enclosing_paths(one.path) or one.path in enclosing_paths(path) for path in named):
             yield (one,), one.path
 
@@ -181,7 +230,7 @@ def _stack(path: str, containers: Collection[str]) -> str:
     return ".".join("*" if part.isdigit() and ".".join(parts[: index + 1]) in containers else part for index, part in enumerate(parts))
 
 
-def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
+def _responsible(layers: Sequence[LayerChange], noise: Noise) -> Iterator[LayerChange]:
     """The innermost layers that explain what changed."""
     paths = {one.path for one in layers}
     roots: list[LayerChange] = []
@@ -195,10 +244,15 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
         if one.verdict not in ("slower", "faster"):
             yield from parts  # one part may be slower and another faster while the module is unchanged
             return
-        explained = math.fsum(part.change_ms for part in parts if part.verdict == one.verdict)
+        same = [part for part in parts if part.verdict == one.verdict]
+        explained = math.fsum(part.change_ms for part in same)
+        rest = sorted(fastest(whole) - math.fsum(map(fastest, inside)) for whole, inside in (
+            (one.before, [part.before for part in same]), (one.after, [part.after for part in same])
+        ))  # fmt: skip
+        is_explained = abs(explained) >= EXPLAINED * abs(one.change_ms) or rest[1] <= max(noise.ratio * rest[0], rest[0] + noise.ms)
         # If several parts all changed by the same ratio as the module, the module is named.
         alike = len(parts) > 1 and all(part.ratio < ALIKE * one.ratio and one.ratio < ALIKE * part.ratio for part in parts)
-        if parts and abs(explained) >= EXPLAINED * abs(one.change_ms) and not alike:
+        if same and is_explained and not alike:
             yield from parts
         else:
             yield one
@@ -208,12 +262,16 @@ def _responsible(layers: Sequence[LayerChange]) -> Iterator[LayerChange]:
 
 
 def _phrase(group: Sequence[LayerChange], name: str) -> str:
-    fast, slow = sorted((_sum(one.before for one in group).median_ms, _sum(one.after for one in group).median_ms))
+    fast, slow = sorted((fastest(_sum(one.before for one in group)), fastest(_sum(one.after for one in group))))
     ratio = f"{slow / fast:.1f}x" if fast > 0 else "much"
     return f"{name or 'the model'} {ratio} {group[0].verdict}"
 
 
 def _notes(before: ProfileReport, after: ProfileReport) -> Iterator[str]:
+    for report, which in ((before, "before"), (after, "after")):
+        if _is_disturbed(report):
+            share = f"{whole_percent(report.disturbed_share)} of the steps {which}"
+            yield f"other programs interrupted {share}: with several threads, only a layer that differs from the others can be named"
     if before.batch != after.batch:
         yield f"the batches differ: {before.batch or 'unknown'} before, {after.batch or 'unknown'} after"
     for name in dict.fromkeys((*before.environment, *after.environment)):

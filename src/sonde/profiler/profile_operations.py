@@ -19,14 +19,17 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from sonde.capture.save_and_restore_model import state_restored
+from sonde.capture.torch_trace_file import write_trace
 from sonde.errors import SondeError
 from sonde.profiler.operation_report import OperationsReport
-from sonde.profiler.torch_profiler_events import operation_costs, read_events
+from sonde.profiler.torch_profiler_events import ProfilerEvents, operation_costs
 from sonde.render.safe_write import file_name
 from sonde.statistics.find_tensors import find_tensors
 
 WAIT = 2  # batches before the profiler starts: the first warms up, the second gives the duration of a bare batch
-WARMUP = 1  # batches with the profiler on that are discarded: its first use takes longer
+WARMUP = 1  # batches with the profiler on that are discarded, whenever it starts: its first use takes longer
+MAX_BATCHES = 10  # recorded at once: torch.profiler stores every event until it stops
+MAX_EVENTS = 50_000  # recorded at once, about 100 MB; known from the first part on
 
 Loss = Callable[..., Tensor]
 
@@ -35,10 +38,13 @@ def profile_operations(
     model: nn.Module, loader: Iterable[Any], num_batches: int = 10, *, loss_fn: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None, output: str | Path | None = None,
 ) -> OperationsReport:  # fmt: skip
-    """Run `num_batches` of a loader (and three before them) through a model, forward and backward, and report the time of each operation. A
-    batch is a tensor, a tuple or a dict. With `loss_fn`, the last element of a tuple is the target and the loss is `loss_fn(output,
+    """Run `num_batches` of a loader through a model, forward and backward, and report the time of each operation. Some more batches warm
+    up: three at first, later one for every ten. The memory that this takes does not grow with `num_batches`.
+
+    A batch is a tensor, a tuple or a dict. With `loss_fn`, the last element of a tuple is the target and the loss is `loss_fn(output,
     target)`; for a dict it is `loss_fn(output, batch)`. Without `loss_fn`, the loss is the one that the model returns, or the mean of its
-    outputs. With `optimizer`, every batch updates the model. `output` is a directory for a trace, which TensorBoard and Perfetto open."""
+    outputs. With `optimizer`, every batch updates the model. `output` is a directory for a trace of the first ten batches, which
+    TensorBoard and Perfetto open."""
     if not isinstance(model, nn.Module):
         raise SondeError(f"profile_operations needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself.")
     if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 1:
@@ -50,50 +56,86 @@ def profile_operations(
     directory = Path(output) if output is not None else None
     if directory is not None and directory.exists() and not directory.is_dir():
         raise SondeError(f"{directory} is a file. Pass a directory: the trace becomes a file in it.")
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):  # what iter() takes
+        kind = "None" if loader is None else f"a {type(loader).__name__}"
+        raise SondeError(f"loader must be a DataLoader or another iterable of batches, not {kind}. For one batch pass a list: [batch].")
     title = type(model).__name__
-    step = _BatchRunner(model, loss_fn, optimizer)
-    bare_ms: list[float] = []
     with ExitStack() as stack:
         if optimizer is None:
             stack.enter_context(state_restored([model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_quiet_kineto())
-        profiler = stack.enter_context(
-            torch.profiler.profile(
-                schedule=torch.profiler.schedule(wait=WAIT, warmup=WARMUP, active=num_batches, repeat=1),
-                record_shapes=True, profile_memory=True, with_stack=True, with_flops=True, acc_events=True,
-            )
-        )  # fmt: skip
-        num_run = 0
-        for batch in _batches(loader, WAIT + WARMUP + num_batches):
-            start = time.perf_counter()
-            step(batch)
-            bare_ms += [(time.perf_counter() - start) * 1e3] if 0 < num_run < WAIT else []
-            profiler.step()
-            num_run += 1
-    num_profiled = num_run - WAIT - WARMUP
-    if num_profiled < 1:
+        recorder = _Recorder(model, loader, _BatchRunner(model, loss_fn, optimizer), directory)
+        recorder.run(num_batches)
+    num, events = recorder.num_profiled, recorder.events
+    if num < 1:
         raise SondeError(
-            f"the loader gave {num_run} batches; {WAIT + WARMUP} are needed to warm up before the first measured one.\n"
+            f"the loader gave {recorder.num_run} batches; {WAIT + WARMUP} are needed to warm up before the first measured one.\n"
             "Pass a loader that can be iterated again (not an iterator), or one with more batches."
         )
-    events = read_events(profiler.profiler.kineto_results, {id(module): path for path, module in model.named_modules()})
-    notes = list(step.notes)
-    if num_profiled < num_batches:
-        notes.append(f"the loader ended after {num_profiled} of {num_batches} batches")
-    trace = None
-    if directory is not None:
-        trace = directory / file_name(f"{title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
+    notes = list(recorder.runner.notes)
+    if num < num_batches:
+        notes.append(f"the loader ended after {num:,} of {num_batches:,} batches")
+    if recorder.trace is not None and recorder.num_in_trace < num:
+        notes.append(f"the trace has the first {recorder.num_in_trace} of {num:,} batches: a longer one is slow to open and large")
+    return OperationsReport(
+        title=title, num_batches=num, operations=tuple(operation_costs(events, num)),
+        step_ms=median(events.steps_ns) / 1e6 if events.steps_ns else float("nan"), bare_ms=recorder.bare_ms,
+        peak_bytes=events.peak_bytes, trace=recorder.trace, notes=tuple(notes),
+    )  # fmt: skip
+
+
+class _Recorder:
+    """Records batches part by part, so that torch.profiler never holds the events of many."""
+
+    def __init__(self, model: nn.Module, loader: Iterable[Any], runner: "_BatchRunner", directory: Path | None) -> None:
+        self.runner, self.events = runner, ProfilerEvents()
+        self.trace: Path | None = None
+        self.num_run = self.num_profiled = self.num_in_trace = 0
+        self.bare_ms = float("nan")
+        self._batches = _endless(loader)
+        self._directory, self._title = directory, type(model).__name__
+        self._layers = {id(module): path for path, module in model.named_modules()}
+
+    def run(self, num_batches: int) -> None:
+        size, wait = MAX_BATCHES, WAIT
+        while self.num_profiled < num_batches:
+            num = min(size, num_batches - self.num_profiled)
+            profiler = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=wait, warmup=WARMUP, active=num, repeat=1),
+                record_shapes=True, profile_memory=True, with_stack=True, with_flops=True,
+            )  # fmt: skip
+            num_before = self.num_run
+            with profiler:
+                for batch in islice(self._batches, wait + WARMUP + num):
+                    start = time.perf_counter()
+                    self.runner(batch)
+                    self.num_run += 1
+                    if self.num_run == WAIT:
+                        self.bare_ms = (time.perf_counter() - start) * 1e3
+                    profiler.step()
+            num_recorded = self.num_run - num_before - wait - WARMUP
+            if num_recorded < 1:
+                return
+            self.num_profiled += num_recorded
+            assert profiler.profiler is not None  # it has run
+            num_events = self.events.add(profiler.profiler.kineto_results, self._layers)
+            if self._directory is not None and self.trace is None:
+                self._write_trace(profiler, self._directory)
+                self.num_in_trace = num_recorded
+            profiler.profiler = None  # the events: the object itself is in a reference cycle and lives until a garbage collection
+            if num_recorded < num:
+                return
+            size, wait = max(1, min(MAX_BATCHES, MAX_EVENTS * num // max(num_events, 1))), 0
+
+    def _write_trace(self, profiler: torch.profiler.profile, directory: Path) -> None:
+        target = directory / file_name(f"{self._title.lower()}_{os.getpid()}.{time.time_ns()}", "pt.trace.json.gz")
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(trace))
+            write_trace(profiler, target)
         except (OSError, RuntimeError) as error:
             raise SondeError(f"the trace cannot be written to {directory}: {error}.") from error
-    return OperationsReport(
-        title=title, num_batches=num_profiled, operations=tuple(operation_costs(events, num_profiled)),
-        step_ms=median(events.steps_ns) / 1e6 if events.steps_ns else float("nan"), bare_ms=bare_ms[-1] if bare_ms else float("nan"),
-        peak_bytes=events.peak_bytes, trace=trace, notes=tuple(notes),
-    )  # fmt: skip
+        self.trace = target
 
 
 class _BatchRunner:
@@ -172,14 +214,15 @@ def _to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _batches(loader: Iterable[Any], num: int) -> Iterator[Any]:
-    """That many batches; a loader that ends earlier is iterated again, unless it is an iterator."""
-    while num > 0:
-        before = num
-        for batch in islice(loader, num):
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader; it is iterated again when it ends, unless it is an iterator or empty."""
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
             yield batch
-            num -= 1
-        if num == before or iter(loader) is loader:
+        if iter(loader) is loader:
             return
 
 

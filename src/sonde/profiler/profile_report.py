@@ -5,9 +5,10 @@ The file is one strict JSON document; numbers that are not finite are the string
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-import statistics
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from sonde.errors import SondeError
-from sonde.formatting import strict
+from sonde.formatting import listing, strict
 from sonde.profiler import recommendations
 from sonde.render.safe_write import write_new
 
@@ -23,32 +24,47 @@ if TYPE_CHECKING:
     from sonde.profiler.profile_comparison import ProfileComparison
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+BACKWARD_REMAINDER = LOSS_BACKWARD, ENGINE_START = "loss, backward", "autograd, before the first node"  # in the backward, in no layer
 DISTURBED = 1.15  # ratio of the step to the sum of its parts: on an idle machine they agree within a few percent
 TRACE_SUFFIXES = (".json.gz", ".trace.json")  # for Perfetto
 SUFFIXES = (".json", ".html", *TRACE_SUFFIXES)
 FORMAT = "sonde-profile"
-SCHEMA = 1
+SCHEMA = 2  # 2: times have percentiles and the fastest value
 
 
 class TimeSpread(NamedTuple):
-    """A time and its variation: the median, and the quartiles `low_ms` and `high_ms`."""
+    """A time and its variation: the median, the quartiles `low_ms` and `high_ms`, and the latency percentiles `p50_ms` to `p99_ms`."""
 
     median_ms: float = math.nan
     low_ms: float = math.nan
     high_ms: float = math.nan
-    num: int = 0  # measured steps; 0: nothing was measured, and all times are NaN
+    num: int = 0  # measured steps or calls; 0: nothing was measured, and all times are NaN
+    p95_ms: float = math.nan
+    p99_ms: float = math.nan
+    fastest_ms: float = math.nan  # other programs can only make a step longer
 
     @property
     def is_known(self) -> bool:
         return self.num > 0
 
+    @property
+    def p50_ms(self) -> float:
+        return self.median_ms
+
     @classmethod
     def of(cls, values_ms: Sequence[float]) -> TimeSpread:
         if not values_ms:
             return cls()
-        several = values_ms if len(values_ms) > 1 else [*values_ms, *values_ms]
-        low, median, high = statistics.quantiles(several, n=4, method="inclusive")
-        return cls(median, low, high, len(values_ms))
+        ordered = sorted(values_ms)
+        low, median, high, p95, p99 = (_quantile(ordered, share) for share in (0.25, 0.5, 0.75, 0.95, 0.99))
+        return cls(median, low, high, len(ordered), p95, p99, ordered[0])
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Linear between the two values nearest to that share, as numpy and `statistics.quantiles(method="inclusive")` define it."""
+    index, part = divmod(share * (len(ordered) - 1), 1)
+    below, above = ordered[int(index)], ordered[min(int(index) + 1, len(ordered) - 1)]
+    return below if part == 0 else below + part * (above - below)
 
 
 UNKNOWN = TimeSpread()  # not measured
@@ -84,6 +100,8 @@ class LayerCost:
     flops_backward: int = 0
     flops_self: int = 0  # forward and backward
     source: str = ""  # `model.py:12`: the line of its forward, for classes of the user
+    latency: TimeSpread = UNKNOWN  # forward and backward of one step together
+    is_recorded: bool = False  # timed by the user: FLOPs and the calls per step are not known, and times are those of one execution
 
     @property
     def total_ms(self) -> float:
@@ -94,6 +112,11 @@ class LayerCost:
     def self_ms(self) -> float:
         """Forward and backward, without the modules inside. NaN if neither was measured."""
         return _sum(self.forward_self, self.backward_self)
+
+    @property
+    def call_ms(self) -> float:
+        """One call of the layer itself."""
+        return self.self_ms if self.is_recorded else self.self_ms / self.calls if self.calls else math.nan
 
     @property
     def flops_per_s(self) -> float:
@@ -135,8 +158,14 @@ class ProfileReport:
     batch: str = ""  # `float32 [32, 64]`
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    disturbed_share: float = math.nan  # share of the measured steps that other programs interrupted; undisturbed ones are preferred
     own_cost: float = math.nan  # duration of a timed step over that of a bare one; they were measured alternately
     spans: tuple[Span, ...] = field(default=(), repr=False)  # of the first measured steps, for a trace file
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs interrupted most of the measured steps: all times may be too long."""
+        return self.disturbed_share > 0.5
 
     @property
     def samples_per_s(self) -> float:
@@ -163,8 +192,11 @@ class ProfileReport:
         return math.fsum((*own, *self.remainder.values()))
 
     def layer(self, path: str) -> LayerCost:
-        """The layer with this path. Raises KeyError if there is none."""
-        return {layer.path: layer for layer in reversed(self.layers)}[path]
+        """The layer with this path; "" is the model itself. Raises SondeError with the nearest paths if there is none."""
+        for layer in self.layers:
+            if layer.path == path:
+                return layer
+        raise SondeError(f"no layer of this profile is named {path!r}.\n{_nearest(path, [each.path for each in self.layers if each.path])}")
 
     def share(self, ms: float) -> float:
         """`ms` as a share of the step; of the sum of its parts if other programs disturbed the step, or if the step is not known."""
@@ -190,17 +222,24 @@ class ProfileReport:
 
     def compare(self, other: ProfileReport) -> ProfileComparison:
         """Compares this profile with an earlier one, layer by layer: `new.compare(old)`."""
+        if not isinstance(other, ProfileReport):
+            raise SondeError(
+                f"compare takes another ProfileReport, not {_kind(other)}: new.compare(old).\n"
+                'An earlier profile is read from its file with ProfileReport.load("old.json").'
+            )
         from sonde.profiler.profile_comparison import compare
 
         return compare(before=other, after=self)
 
-    def summary(self, *, width: int = 80) -> str:
-        """Text for a terminal: a tree of layers with times and shares, then bottlenecks and recommendations."""
+    def summary(self, *, width: int | None = None) -> str:
+        """Text for a terminal: a tree of layers with times and shares, latencies, bottlenecks and recommendations. `width` is that of the
+        terminal, or 80 without one; a wider one shows more columns."""
         from sonde.render.terminal.profile_terminal import profile_text
 
-        return profile_text(self, width=width)
+        return profile_text(self, width=width if width is not None else shutil.get_terminal_size().columns)
 
-    __str__ = summary
+    def __str__(self) -> str:
+        return self.summary()
 
     def to_dict(self) -> dict[str, Any]:
         """Strict JSON. Rates are included for readers without Sonde, although they follow from the rest."""
@@ -253,6 +292,17 @@ def from_dict(document: Mapping[str, Any]) -> ProfileReport:
         raise SondeError(f"this profile is damaged and cannot be read: {error}.\nProfile again to make a new one.") from error
 
 
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _nearest(path: object, paths: Sequence[str]) -> str:
+    if not paths:
+        return "It has no layers: timers measure sections. Measure layers with profiler.profile(model, inputs)."
+    near = difflib.get_close_matches(str(path), paths, n=3, cutoff=0.5)
+    return f"Nearest: {', '.join(near)}" if near else f"There are: {listing(paths)}"
+
+
 def check_suffix(path: Path) -> None:
     """Raises SondeError if no format has the suffix of this path."""
     if not path.name.lower().endswith(SUFFIXES):
@@ -284,7 +334,11 @@ def _decode(kind: Any, value: Any) -> Any:
     if get_origin(kind) is Mapping:
         return {str(key): _decode(arguments[1], item) for key, item in value.items()}
     if isinstance(kind, type) and issubclass(kind, tuple):
-        return kind(*(_decode(each, item) for each, item in zip(get_type_hints(kind).values(), value, strict=True)))
+        kinds = list(get_type_hints(kind).values())
+        num_required = 4 if kind is TimeSpread else len(kinds)  # the file of an earlier version has fewer times: the rest is not known
+        if not num_required <= len(value) <= len(kinds):
+            raise ValueError(f"{len(value)} values where a {kind.__name__} has {len(kinds)}")
+        return kind(*(_decode(each, item) for each, item in zip(kinds, value)))
     if arguments == (int, NoneType):
         return None if value is None else int(value)
     if arguments == (float, str):  # JSON has no NaN and no infinity: they are strings in the file

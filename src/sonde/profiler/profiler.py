@@ -1,12 +1,14 @@
 """The Profiler: timers for sections of the user's code, and profiles of whole models, layer by layer, forward and backward."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -16,8 +18,9 @@ from sonde.formatting import listing
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
 from sonde.profiler.profile_model import Loss, profile_model
 from sonde.profiler.run_forward_pass import forward_arguments
+from sonde.runlog.run_reader import Run
 
-MAX_DURATIONS = 1000  # of a section, the latest: for median and quartiles. Calls and total include all
+MAX_DURATIONS = 1000  # of a section or recorded layer, the latest: for the percentiles. Calls and total include all
 MAX_SPANS = 5000  # of sections, for a trace file
 
 
@@ -31,8 +34,10 @@ class _SectionTimes:
 @dataclass(slots=True)
 class _RecordedLayer:
     kind: str
-    forward_ms: list[float] = field(default_factory=list)
-    backward_ms: list[float] = field(default_factory=list)
+    calls: int = 0
+    forward_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DURATIONS))
+    backward_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DURATIONS))
+    total_ms: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_DURATIONS))
     memory: int = 0
     parameters: int = 0
 
@@ -48,6 +53,15 @@ class Profiler:
         self._spans: list[tuple[str, int, int, int]] = []  # name, start, end, thread
         self._layers: dict[str, _RecordedLayer] = {}
         self._profile: ProfileReport | None = None
+
+    @classmethod
+    def from_run(cls, run: Run | Path | str) -> Self:
+        """The times of a run: phases of its steps, and layers of the steps that were measured in detail."""
+        from sonde.profiler.profile_of_run import profile_of_run
+
+        profiler = cls()
+        profiler._profile = profile_of_run(run)
+        return profiler
 
     def start(self, name: str) -> None:
         """Start a timer. Timers that start while it runs are nested in it."""
@@ -90,16 +104,23 @@ class Profiler:
                 self.stop(name)
 
     def record_layer_execution(
-        self, name: str, kind: str, forward_time: float, backward_time: float | None = None, *, memory: int = 0, parameters: int = 0,
-    ) -> None:  # fmt: skip
+        self, name: str, kind: str, forward_time: float, backward_time: float | None = None, memory: int = 0, parameters: int = 0
+    ) -> None:
         """Add one execution of a layer that you timed yourself. Times are seconds; `memory` and `parameters` are bytes."""
+        if not isinstance(name, str) or not isinstance(kind, str):
+            raise SondeError(f'name and kind of a layer are strings, for instance "encoder.0", "Linear"; not {name!r}, {kind!r}.')
         for argument, value in (("forward_time", forward_time), ("backward_time", backward_time)):
             is_given = value is not None or argument == "forward_time"
             if is_given and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
                 raise SondeError(f"{argument} of {name!r} must be seconds, 0 or more, not {value!r}.")
+        for argument, value in (("memory", memory), ("parameters", parameters)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise SondeError(f"{argument} of {name!r} must be a number of bytes, 0 or more, not {value!r}.")
         layer = self._layers.setdefault(name, _RecordedLayer(kind))
         layer.kind, layer.memory, layer.parameters = kind, max(layer.memory, int(memory)), int(parameters)
+        layer.calls += 1
         layer.forward_ms.append(forward_time * 1e3)
+        layer.total_ms.append((forward_time + (backward_time or 0.0)) * 1e3)
         if backward_time is not None:
             layer.backward_ms.append(backward_time * 1e3)
 
@@ -141,14 +162,27 @@ class Profiler:
                 for (name, parent), times in self._sections.items()
             )
             spans = list(self._spans)
+        running = list(dict.fromkeys(name for timers in list(self._running.values()) for name in list(timers)))
         if self._profile is None and not sections and not self._layers:
+            if running:
+                raise SondeError(
+                    f"nothing was measured to its end: the timer{'s' if len(running) > 1 else ''} {listing(running)} "
+                    f"still run{'' if len(running) > 1 else 's'}.\nCall stop({running[-1]!r}) before report()."
+                )
             raise SondeError(
                 "nothing was measured yet. Time a model with profiler.profile(model, inputs), or your own code with:\n"
                 '    with profiler.section("load"): ...'
             )
         base = self._profile or ProfileReport(title="sections")
         recorded = tuple(_recorded_cost(name, layer) for name, layer in self._layers.items())
-        return replace(base, layers=(*base.layers, *recorded), sections=sections, spans=(*base.spans, *_section_spans(spans)))
+        notes = list(base.notes)
+        if running:
+            notes.append(f"still running and not in this report: {listing(running)}")
+        if not base.layers and not recorded:
+            notes.append("timers measure sections alone. The layers, with share, backward and memory: profiler.profile(model, inputs)")
+        return replace(
+            base, layers=(*base.layers, *recorded), sections=sections, spans=(*base.spans, *_section_spans(spans)), notes=tuple(notes)
+        )
 
     def clear(self) -> None:
         """Discard all measurements; running timers continue."""
@@ -160,11 +194,11 @@ class Profiler:
 
 
 def _recorded_cost(name: str, layer: _RecordedLayer) -> LayerCost:
-    forward, backward = TimeSpread.of(layer.forward_ms), TimeSpread.of(layer.backward_ms)
+    forward, backward, latency = (TimeSpread.of(list(times)) for times in (layer.forward_ms, layer.backward_ms, layer.total_ms))
     return LayerCost(
-        name, layer.kind, depth=name.count(".") + 1 if name else 0, calls=float(len(layer.forward_ms)), forward=forward, backward=backward,
+        name, layer.kind, depth=name.count(".") + 1 if name else 0, calls=float(layer.calls), forward=forward, backward=backward,
         forward_self=forward, backward_self=backward, memory_bytes=layer.memory, memory_self_bytes=layer.memory,
-        parameter_bytes=layer.parameters,
+        parameter_bytes=layer.parameters, latency=latency, is_recorded=True,
     )  # fmt: skip
 
 

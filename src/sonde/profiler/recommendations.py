@@ -61,12 +61,14 @@ def _groups(report: ProfileReport) -> Iterator[tuple[str, str, list[LayerCost], 
 
 
 def _why(report: ProfileReport, kind: str, layers: list[LayerCost], ms: float) -> str:
-    share = f"{kind} itself takes {whole_percent(report.share(ms))} of the step"
+    whole = "the step" if report.step.is_known else "the recorded time"
+    share = f"{kind} itself takes {whole_percent(report.share(ms))} of {whole}"
     if len(layers) > 1:
-        share = f"{len(layers)} {kind} layers take {whole_percent(report.share(ms))} of the step themselves"
+        share = f"{len(layers)} {kind} layers take {whole_percent(report.share(ms))} of {whole} themselves"
     speed = sum(layer.flops_self for layer in layers) / ms * 1e3
     if not speed:
-        return f"{share}, without counted FLOPs: it is limited by memory"
+        is_counted = any(layer.flops_self for layer in report.layers) and not any(layer.is_recorded for layer in layers)
+        return f"{share}, without counted FLOPs: it is limited by memory" if is_counted else share  # else its limit is not known
     of_peak = f", {whole_percent(speed / report.peak_flops_per_s)} of this machine's peak" if report.peak_flops_per_s > 0 else ""
     return f"{share}, at {number(speed / 1e9)} GFLOP/s{of_peak}"
 
@@ -83,7 +85,7 @@ def recommendations(report: ProfileReport) -> Iterator[str]:
             f"The optimizer takes {whole_percent(report.phase_share('optimizer'))} of the step ({number(optimizer.median_ms)} ms): "
             "try fused=True if it has that option, or a larger batch, which needs fewer updates for the same samples."
         )
-    tiny = [layer for layer in report.layers if layer.calls and 0 < layer.self_ms / layer.calls < TINY_MS]
+    tiny = [layer for layer in report.layers if 0 < layer.call_ms < TINY_MS]
     tiny_ms = math.fsum(layer.self_ms for layer in tiny)
     if report.share(tiny_ms) >= MANY_TINY:
         yield (

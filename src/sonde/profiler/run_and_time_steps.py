@@ -5,6 +5,7 @@ modules and autograd nodes. Bare and timed steps alternate, so that other load o
 and the bytes saved for the backward.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -68,9 +69,19 @@ class StepRecordings:
     def least_disturbed(self) -> Self:
         """The steps that other programs interrupted least. On an idle machine these are all steps; on a busy one a short step is either
         undisturbed or many times as long."""
-        bare, timed = _least_preempted(self.bare_preemptions), _least_preempted(self.timed_preemptions)
-        timed_ms = [self.timed_ms[index] for index in timed]
-        return replace(self, bare=[self.bare[index] for index in bare], timed=[self.timed[index] for index in timed], timed_ms=timed_ms)
+        bare = _least_preempted(self.bare_preemptions, [step["step"] for step in self.bare])
+        timed = _least_preempted(self.timed_preemptions, [step["step"] for step in self.timed_ms])
+        return replace(
+            self, bare=[self.bare[index] for index in bare], timed=[self.timed[index] for index in timed],
+            timed_ms=[self.timed_ms[index] for index in timed], bare_preemptions=[self.bare_preemptions[index] for index in bare],
+            timed_preemptions=[self.timed_preemptions[index] for index in timed],
+        )  # fmt: skip
+
+    @property
+    def disturbed_share(self) -> float:
+        """The share of all bare and timed steps in which the system gave the processor to another program."""
+        counts = [*self.bare_preemptions, *self.timed_preemptions]
+        return sum(count > 0 for count in counts) / len(counts) if counts else math.nan
 
 
 class ProfileRecorder:
@@ -251,9 +262,10 @@ def _autocast_dtype() -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def _least_preempted(preemptions: Sequence[int]) -> list[int]:
-    limit = max(sorted(preemptions)[:ENOUGH], default=0)
-    return [index for index, count in enumerate(preemptions) if count <= limit]
+def _least_preempted(preemptions: Sequence[int], durations: Sequence[float]) -> list[int]:
+    """All undisturbed steps; if these are fewer than `ENOUGH`, also the least disturbed and among these the shortest ones."""
+    order = sorted(range(len(preemptions)), key=lambda index: (preemptions[index], durations[index]))
+    return sorted(order[: max(preemptions.count(0), ENOUGH)])
 
 
 def _spans(trace: LayerCallTrace, layers: list[TimedModule], step: int, zero: int) -> Iterator[Span]:

@@ -1,4 +1,4 @@
-"""Reads the events of torch.profiler: operations, and the lines of the user's code that call them.
+"""Reads the events of torch.profiler: operations, and the lines of the user's code that call them. Events are added up, not stored.
 
 torch knows the line from which a function was called, but not the line of an operator such as `x * 2`: those are reported at the first line
 of their function. A backward operation is reported at the line of the forward operation that created its node.
@@ -41,23 +41,54 @@ class OperationCall:
     sequence: int  # of a backward operation: number of the forward operation that created its node; -1 in the forward
     total_ns: int
     self_ns: int
+    fields: Any  # of torch's event: the inputs
     memory_bytes: int = 0
     flops: int = 0
-    shapes: str = ""
+
+
+@dataclass(slots=True)
+class OperationTotal:
+    """All calls of one operation at one position."""
+
+    num: int = 0
+    total_ns: int = 0
+    self_ns: int = 0
+    memory_bytes: int = 0
+    flops: int = 0
+    longest_ns: int = -1  # of one call, by self time
+    shapes: str = ""  # of the inputs of that call
+
+    def add(self, call: OperationCall) -> None:
+        self.num += 1
+        self.total_ns += call.total_ns
+        self.self_ns += call.self_ns
+        self.memory_bytes += call.memory_bytes
+        self.flops += call.flops
+        if call.self_ns > self.longest_ns:
+            self.longest_ns = call.self_ns
+            self.shapes = ", ".join(str(one.sizes) for one in call.fields.inputs if hasattr(one, "sizes"))
 
 
 @dataclass(slots=True)
 class ProfilerEvents:
-    """All operations, step durations and the peak memory of the event tree."""
+    """The totals of all operations, the duration of each step, and the peak memory."""
 
-    calls: list[OperationCall] = field(default_factory=list)
+    totals: dict[tuple[str, CallPosition], OperationTotal] = field(default_factory=dict)
     steps_ns: list[int] = field(default_factory=list)
     peak_bytes: int = 0
 
+    def add(self, results: Any, layers: Mapping[int, str]) -> int:
+        """Adds the results of Kineto. `layers` are the paths of the modules by `id(module)`. Returns the number of events."""
+        calls, num_events = _read_calls(self, results, layers)
+        for call in calls:
+            self.totals.setdefault((call.name, call.position), OperationTotal()).add(call)
+        return num_events
 
-def read_events(results: Any, layers: Mapping[int, str]) -> ProfilerEvents:
-    """Reads the results of Kineto. `layers` are the paths of the modules by `id(module)`."""
-    events = ProfilerEvents()
+
+def _read_calls(events: ProfilerEvents, results: Any, layers: Mapping[int, str]) -> tuple[list[OperationCall], int]:
+    """The calls of all operations, and the number of all events. Steps and memory go to `events`."""
+    calls: list[OperationCall] = []
+    num_events = 0
     flops = {event.correlation_id(): event.flops() for event in results.events() if event.flops()}
     forward_positions: dict[int, CallPosition] = {}  # by sequence number
     stack: list[tuple[Any, CallPosition, OperationCall | None, bool]] = [
@@ -65,6 +96,7 @@ def read_events(results: Any, layers: Mapping[int, str]) -> ProfilerEvents:
     ]
     while stack:
         event, position, parent, in_backward = stack.pop()
+        num_events += 1
         kind, fields = event.typed
         if kind == ProfilerEventType.Allocation:
             if parent is not None and fields.alloc_size > 0:
@@ -81,18 +113,18 @@ def read_events(results: Any, layers: Mapping[int, str]) -> ProfilerEvents:
                 sequence = _sequence(fields, parent, in_backward)
                 if not in_backward and fields.sequence_number >= 0:
                     forward_positions[fields.sequence_number] = position
-                call = OperationCall(event.name, position, sequence, event.duration_time_ns, event.duration_time_ns)
+                duration = event.duration_time_ns
+                call = OperationCall(event.name, position, sequence, duration, duration, fields)
                 call.flops = flops.get(event.correlation_id, 0)
-                call.shapes = ", ".join(str(one.sizes) for one in fields.inputs if hasattr(one, "sizes"))
                 if parent is not None:
-                    parent.self_ns -= event.duration_time_ns
-                events.calls.append(call)
+                    parent.self_ns -= duration
+                calls.append(call)
                 parent = call
         stack.extend((child, position, parent, in_backward) for child in event.children[::-1])
-    for call in events.calls:
+    for call in calls:
         if call.sequence >= 0 or call.position.phase == "backward":
             call.position = forward_positions.get(call.sequence, call.position)._replace(phase="backward")
-    return events
+    return calls, num_events
 
 
 def _sequence(fields: Any, parent: OperationCall | None, in_backward: bool) -> int:
@@ -134,29 +166,32 @@ def _is_user_code(name: str) -> bool:
 
 def operation_costs(events: ProfilerEvents, num_batches: int) -> Iterator[OperationCost]:
     """The cost of each operation per batch, the one with the most self time first."""
-    total_ns = sum(call.self_ns for call in events.calls) or 1
-    groups: dict[str, list[OperationCall]] = {}
-    for call in events.calls:
-        groups.setdefault(call.name.removeprefix(ENGINE), []).append(call)
-    for name, calls in sorted(groups.items(), key=lambda item: -sum(call.self_ns for call in item[1])):
-        self_ns = sum(call.self_ns for call in calls)
-        outer = [call for call in calls if not call.name.startswith(ENGINE)] or calls  # the engine's event and the node are one call
+    total_ns = sum(total.self_ns for total in events.totals.values()) or 1
+    groups: dict[str, list[tuple[str, CallPosition, OperationTotal]]] = {}
+    for (name, position), total in events.totals.items():
+        groups.setdefault(name.removeprefix(ENGINE), []).append((name, position, total))
+    for name, found in sorted(groups.items(), key=lambda item: -sum(total.self_ns for *_, total in item[1])):
+        totals = [total for *_, total in found]
+        self_ns = sum(total.self_ns for total in totals)
+        # The engine's event and the node inside it are one call.
+        outer = [total for full_name, _, total in found if not full_name.startswith(ENGINE)] or totals
         yield OperationCost(
-            name=name, calls=len(outer) / num_batches, self_ms=self_ns / num_batches / 1e6,
-            total_ms=sum(call.total_ns for call in outer) / num_batches / 1e6, share=self_ns / total_ns,
-            memory_bytes=sum(call.memory_bytes for call in calls) // num_batches, flops=sum(call.flops for call in calls) // num_batches,
-            places=tuple(_sites(calls, num_batches)),
+            name=name, calls=sum(total.num for total in outer) / num_batches, self_ms=self_ns / num_batches / 1e6,
+            total_ms=sum(total.total_ns for total in outer) / num_batches / 1e6, share=self_ns / total_ns,
+            memory_bytes=sum(total.memory_bytes for total in totals) // num_batches,
+            flops=sum(total.flops for total in totals) // num_batches,
+            places=tuple(_sites([(position, total) for _, position, total in found], num_batches)),
         )  # fmt: skip
 
 
-def _sites(calls: list[OperationCall], num_batches: int) -> Iterator[OperationSite]:
-    groups: dict[CallPosition, list[OperationCall]] = {}
-    for call in calls:
-        groups.setdefault(call.position, []).append(call)
-    for position, some in sorted(groups.items(), key=lambda item: -sum(call.self_ns for call in item[1]))[:MAX_SITES]:
+def _sites(found: list[tuple[CallPosition, OperationTotal]], num_batches: int) -> Iterator[OperationSite]:
+    groups: dict[CallPosition, list[OperationTotal]] = {}
+    for position, total in found:
+        groups.setdefault(position, []).append(total)
+    for position, totals in sorted(groups.items(), key=lambda item: -sum(total.self_ns for total in item[1]))[:MAX_SITES]:
         path = _absolute_path(position.file) if position.file else ""
         yield OperationSite(
             line=f"{Path(path).name}:{position.line}" if path else "", text=linecache.getline(path, position.line).strip() if path else "",
-            layer=position.layer, phase=position.phase, self_ms=sum(call.self_ns for call in some) / num_batches / 1e6,
-            shapes=max(some, key=lambda call: call.self_ns).shapes,
+            layer=position.layer, phase=position.phase, self_ms=sum(total.self_ns for total in totals) / num_batches / 1e6,
+            shapes=max(totals, key=lambda total: total.longest_ns).shapes,
         )  # fmt: skip

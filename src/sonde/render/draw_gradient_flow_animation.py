@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from rich.text import Text
 
-    from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, LayerGradient
+    from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, LayerGradientInfo
 
+TITLE = "Gradient flow"
 SHADES = " ░▒▓█"
+NOT_FINITE = "✗"  # in the place of a shade or a bar: a full one would look like the largest norm
 NO_FRAMES = "(no gradient frames recorded)"
 STATES = ("normal", "vanishing", "exploding", "not finite")
 SHORTEST = 0.02  # of the axis: a small norm is a short bar; only zero has no bar
@@ -37,6 +39,7 @@ WIDTH, MARGIN = 760, 12  # pixels of the GIF, as all below
 TOP, BOTTOM = 42, 44  # for the title, and for axis and legend
 NAMES, NUMBERS = 230, 66  # for the names on the left and the norms on the right
 ROW, LOWEST_ROW, TALLEST = 18, 2, 760  # of a row, and of all rows together where that is possible
+LOWEST_HATCHED = 6  # of a bar
 LABEL = 13  # that a name needs
 COLORS = dict(zip(STATES, (style.BLUE, style.ORANGE, style.VERMILION, style.BAD)))
 
@@ -50,7 +53,7 @@ def by_depth(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name)])
 
 
-def gradient_state(layer: LayerGradient) -> str:
+def gradient_state(layer: LayerGradientInfo) -> str:
     """One of `STATES`: the worst that is true."""
     if not math.isfinite(layer.grad_norm):
         return "not finite"
@@ -75,7 +78,7 @@ def norm_axis(frames: Sequence[GradientFrame]) -> Axis:
     return linear_axis(0.0, axis.high) if axis.scale == "linear" else axis
 
 
-def bar_length(layer: LayerGradient, axis: Axis) -> float:
+def bar_length(layer: LayerGradientInfo, axis: Axis) -> float:
     """The length of a layer's bar, 0 to 1; the whole axis where the norm is not finite."""
     if layer.grad_norm == 0 or not math.isfinite(layer.grad_norm):
         return 1.0 if layer.grad_norm else 0.0
@@ -89,7 +92,7 @@ def _checked_fps(fps: float) -> float:
 
 
 def ascii_animation(frames: Sequence[GradientFrame]) -> str:
-    """One row per layer, one column per frame; a layer that is missing in a frame is blank there."""
+    """One row per layer, one column per frame; a layer that is missing in a frame is blank there. NaN and Inf have a mark of their own."""
     if not frames:
         return NO_FRAMES
     from rich.cells import cell_len
@@ -97,7 +100,11 @@ def ascii_animation(frames: Sequence[GradientFrame]) -> str:
     names = layer_names(frames)
     width = max((cell_len(printable(name)) for name in names), default=0)
     darkest = len(SHADES) - 1
-    columns = [{layer.name: SHADES[math.floor(layer.flow_intensity * darkest + 0.5)] for layer in frame.layers} for frame in frames]
+
+    def shade(layer: LayerGradientInfo) -> str:
+        return SHADES[math.floor(layer.flow_intensity * darkest + 0.5)] if math.isfinite(layer.grad_norm) else NOT_FINITE
+
+    columns = [{layer.name: shade(layer) for layer in frame.layers} for frame in frames]
     digits = "".join(str(index % 10) for index in range(len(frames)))
     lines = [f"{'':{width}} │ {digits}", f"{'─' * width}─┼─{'─' * len(frames)}"]
     for name in names:
@@ -117,7 +124,8 @@ def play(frames: Sequence[GradientFrame], fps: float) -> None:
     console = Console(highlight=False)
     if not frames or not console.is_terminal:
         # Not wrapped by rich: a column per frame is one line per layer, however long.
-        console.file.write(ascii_animation(frames) + "\n")
+        explained = f"{TITLE}: norm of each layer over the largest of its frame, from none to {SHADES[-1]}; {NOT_FINITE} is NaN or Inf\n"
+        console.file.write(f"{explained if frames else ''}{ascii_animation(frames)}\n")
         return
     axis = norm_axis(frames)
     names = by_depth(layer_names(frames))
@@ -129,26 +137,29 @@ def play(frames: Sequence[GradientFrame], fps: float) -> None:
 
 
 def terminal_frame(frame: GradientFrame, names: Sequence[str], axis: Axis, width: int, height: int) -> list[Text]:
-    """One frame as lines: a bar and a norm for each layer. Where there is no room for all layers, the worst are shown."""
+    """One frame as lines: a title, a heading, and a bar and a norm for each layer. Where there is no room for all layers, the worst are
+    shown."""
     from rich.text import Text
 
     from sonde.render.terminal.print_to_terminal import line
 
     by_name = {layer.name: layer for layer in frame.layers}
-    room = max(height - 2, 1)
+    room = max(height - 3, 1)
     shown = list(names)
     if len(names) > room:
         shown = by_depth(sorted(names, key=lambda name: -STATES.index(gradient_state(by_name[name])) if name in by_name else 1)[: room - 1])
-    margin = min(max((Text(printable(name)).cell_len for name in shown), default=0), width // 2)
+    margin = min(max((Text(printable(name)).cell_len for name in ("layer", *shown)), default=0), width // 2)
     longest = max(width - margin - 12, 4)
-    lines = [line((f"step {frame.step}", "bold"), (f"   gradient norm, {axis.scale} scale", "dim"))]
+    heading = line((f"{'layer':>{margin}} gradient norm ({axis.scale} scale)", "dim"))
+    heading.truncate(width, overflow="ellipsis")
+    lines = [line((f"{TITLE}, step {frame.step}", "bold")), heading]
     for name in shown:
         label = line(name)
         label.truncate(margin, overflow="ellipsis")
         label.pad_left(margin - label.cell_len)
         layer = by_name.get(name)
         if layer is not None:
-            bar = "█" * round(bar_length(layer, axis) * longest)
+            bar = "█" * round(bar_length(layer, axis) * longest) if math.isfinite(layer.grad_norm) else NOT_FINITE
             label.append_text(line(" ", (bar, TERMINAL_STYLES[gradient_state(layer)]), f" {number(layer.grad_norm)}"))
         lines.append(label)
     if len(shown) < len(names):
@@ -158,7 +169,7 @@ def terminal_frame(frame: GradientFrame, names: Sequence[str], axis: Axis, width
 
 def animation_html(frames: Sequence[GradientFrame]) -> str:
     """A page with a slider. Where no script runs (a mail client, say), it shows the animation in characters instead."""
-    title = "Gradient flow"
+    title = TITLE
     if not any(frame.layers for frame in frames):
         return html_page(title, f'<h1>{title}</h1><p class="story">{NO_FRAMES}</p>')
     names = by_depth(layer_names(frames))
@@ -243,10 +254,21 @@ class _FramePainter:
                 continue
             end = self.left + bar_length(layer, self.axis) * (self.right - self.left)
             if end > self.left:
-                pen.rectangle((self.left, top + gap, end, top + self.row - 1 - gap), COLORS[gradient_state(layer)])
+                self._bar(pen, (self.left, top + gap, end, top + self.row - 1 - gap), gradient_state(layer))
             if label is not None:
                 self._text(pen, WIDTH - MARGIN, top + self.row / 2, number(layer.grad_norm), "rm")
         return image
+
+    def _bar(self, pen: ImageDraw, box: tuple[float, float, float, float], state: str) -> None:
+        left, top, right, bottom = box
+        if state != "not finite" or bottom - top < LOWEST_HATCHED:
+            pen.rectangle(box, COLORS[state])
+            return
+        # Hatched: a filled bar over the whole axis would look like the largest norm.
+        pen.rectangle(box, style.BACKGROUND, COLORS[state])
+        high = bottom - top
+        for x in np.arange(left, right - high, 2 * high / 3).tolist():
+            pen.line((x, bottom, x + high, top), COLORS[state])
 
     def _axis(self, pen: ImageDraw) -> None:
         bottom = TOP + self.row * len(self.names)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sonde.formatting import counted, milliseconds, number, si_number, whole_percent
+from sonde.formatting import DASH, counted, milliseconds, number, si_number, whole_percent
+from sonde.render.profile_tree import finite
 
 if TYPE_CHECKING:
     from sonde.profiler import ProfileReport, Section, TimeSpread
 
 ENVIRONMENT = ("torch", "device", "dtype")  # what times depend on most; the file has the rest
 IDLE = 0.2  # cores: some program is always running
+MAX_LATENCIES = 8  # layers with percentiles
 CHEAP = 1.005  # a profiled step over a bare one: less is not worth a line
 
 
@@ -55,17 +57,46 @@ def advice(report: ProfileReport) -> tuple[list[str], list[str], list[str]]:
     return slow, list(report.recommendations()), list(report.notes)
 
 
-def sections(report: ProfileReport) -> list[tuple[str, str, str, str]]:
-    """Rows of sections, those inside others indented: name, calls, total, one call."""
+SECTION_HEAD = ("section", "calls", "total ms", "share", "p50 ms", "p95 ms", "p99 ms")
+LATENCY_HEAD = ("latency", "p50 ms", "p95 ms", "p99 ms", "of")
+
+
+def latencies(report: ProfileReport, limit: int = MAX_LATENCIES) -> tuple[list[tuple[str, ...]], str]:
+    """Rows of percentiles, of the step and of the layers that take the most time themselves; and what is left out, in words."""
+    layers = [layer for layer in report.layers if _has_percentiles(layer.latency) and layer.total_ms > 0]
+    layers.sort(key=lambda layer: -finite(layer.self_ms))
+    rows: list[tuple[str, ...]] = []
+    if _has_percentiles(report.step):
+        rows.append(("step", *_percentiles(report.step), counted(report.step.num, "step")))
+    for layer in layers[:limit]:
+        what = "call" if layer.is_recorded else "step"
+        rows.append((layer.path or layer.kind, *_percentiles(layer.latency), counted(layer.latency.num, what)))
+    hidden = len(layers) - limit
+    return rows, f"and {counted(hidden, 'more layer')}: report.layer(name).latency" if hidden > 0 else ""
+
+
+def _has_percentiles(spread: TimeSpread) -> bool:
+    return spread.num > 1 and math.isfinite(spread.p99_ms)
+
+
+def _percentiles(spread: TimeSpread) -> tuple[str, str, str]:
+    return milliseconds(spread.p50_ms), milliseconds(spread.p95_ms), milliseconds(spread.p99_ms)
+
+
+def sections(report: ProfileReport) -> list[tuple[str, ...]]:
+    """Rows of sections, those inside others indented: name, calls, total, share of the outermost ones together, percentiles of a call."""
     inside: dict[str, list[Section]] = {}
     names = {section.name for section in report.sections}
     for section in report.sections:
         inside.setdefault(section.parent if section.parent in names and section.parent != section.name else "", []).append(section)
-    result: list[tuple[str, str, str, str]] = []
-    left = [(section, 0) for section in reversed(inside.pop("", []))]
+    result: list[tuple[str, ...]] = []
+    outermost = inside.pop("", [])
+    whole_ms = math.fsum(section.total_ms for section in outermost)
+    left = [(section, 0) for section in reversed(outermost)]
     while left:
         section, depth = left.pop()
-        times = milliseconds(section.total_ms), milliseconds(section.spread.median_ms)
+        share = whole_percent(section.total_ms / whole_ms) if whole_ms > 0 else DASH
+        times = milliseconds(section.total_ms), share, *_percentiles(section.spread)
         result.append(("  " * depth + section.name, f"{section.calls:,}", *times))
         left += [(child, depth + 1) for child in reversed(inside.pop(section.name, []))]
     return result

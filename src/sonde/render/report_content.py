@@ -52,7 +52,8 @@ def notes(report: Report) -> list[tuple[str, str]]:
     """Name and text of each note: what was not evaluated, not observed or not readable, and the overhead."""
     names = listing([row.rule for row in report.not_evaluated])
     not_evaluated = f", {len(report.not_evaluated)} not evaluated: {names}" if names else ""
-    rows = [*report.run.summary, ("rules", f"{len(report.clear)} clear{not_evaluated}")]
+    recorded = [("recorded", f"session.{tool}: {sentence}") for tool, sentence in report.records]
+    rows = [*report.run.summary, *recorded, ("rules", f"{len(report.clear)} clear{not_evaluated}")]
     for name, unobserved in (("unobserved", report.unobserved), ("retired", report.retired)):
         if unobserved:
             reasons = listing(list(dict.fromkeys(row.reason for row in unobserved)), 2)
@@ -116,4 +117,5 @@ def _parameter_count(num_parameters: object) -> str:
 
 def _overhead(report: Report) -> str:
     cost = str(report.overhead)
-    return f"{cost}; {report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed" if cost else ""
+    hint = "; docs/guide/cost.md: what to switch off" if report.overhead.is_much else ""
+    return f"{cost}; {report.overhead.num_observed:,} of {counted(report.run.num_steps, 'step')} observed{hint}" if cost else ""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from sonde.errors import NO_ROOM, SondeError
+from sonde.errors import NO_ROOM, OutputExistsError, SondeError
 from sonde.formatting import printable
 
 UNSAFE = re.compile(r"[^\w. -]+")
@@ -48,7 +48,7 @@ def write_new(path: Path, content: str | bytes, *, replace: bool = False) -> Non
     try:
         file = open(target, "xb")  # noqa: SIM115 - exclusive: neither a file nor a link that appears meanwhile is followed
     except FileExistsError:
-        raise SondeError(f"{path} exists already. Give another name, or --force to replace it.") from None
+        raise OutputExistsError(path) from None
     except OSError as error:
         raise _unwritable(path, error) from None
     try:
@@ -64,9 +64,20 @@ def write_new(path: Path, content: str | bytes, *, replace: bool = False) -> Non
         raise
 
 
+def require_path(path: object) -> Path:
+    """Returns the path; raises a `SondeError` for what is none, as None."""
+    try:
+        found = Path(path)  # type: ignore[arg-type]
+        if str(path):
+            return found
+    except TypeError:
+        pass
+    raise SondeError(f'A file to write needs a path, not {path!r}. Pass a name such as "out/file.json".')
+
+
 def replace_file(path: str | Path, content: str | bytes) -> Path:
     """Write `content` to `path`, in the place of an existing file; its folders are created. Returns the path."""
-    target = Path(path)
+    target = require_path(path)
     make_folder(target.parent)
     write_new(target, content, replace=True)
     return target

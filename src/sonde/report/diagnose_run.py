@@ -4,22 +4,22 @@ Rules judge the newest attempt of each rank. The facts (steps, loss curve, cost)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import Finding, Kind, ModelWatched, Severity
-from sonde.report.report_types import MAX_POINTS, Overhead, Report, RunFacts, Unevaluated, Unobserved, Verdict
+from sonde.events import Finding, Kind, ModelWatched, RecordedWithTool, Severity
+from sonde.report.own_cost import Overhead, measure_overhead
+from sonde.report.report_types import MAX_POINTS, Report, RunFacts, Unevaluated, Unobserved, Verdict
 from sonde.report.run_summary import summarize
 from sonde.rules.engine import evaluate, order_findings
 from sonde.rules.registry import all_rules, checked_rules
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.run_view import RunView, newest_views
 from sonde.run_view.step_columns import power_of_two_stride
-from sonde.run_view.step_times import SETTLED
 from sonde.runlog.record_format import Gap
 from sonde.runlog.run_reader import Run
 
@@ -55,10 +55,11 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None) -> Repo
         findings=tuple(findings),
         clear=tuple(rule.name for rule in chosen if rule.name not in found | {name for name, _ in not_evaluated}),
         not_evaluated=tuple(Unevaluated(name, reason) for name, reason in not_evaluated),
-        overhead=_overhead(facts),
+        overhead=facts.overhead,
         unobserved=_notes(source, "unobserved", "reason"),
         retired=_notes(source, "retired", "error"),
         damage=_damage(source, facts.num_repeated_steps),
+        records=_records(source),
     )
 
 
@@ -68,16 +69,11 @@ class _Facts:
 
     rank: int | None = None
     num_steps: int = 0
-    num_observed: int = 0
     num_models: int = 0
     num_backwards: int = 0
     num_updates: int = 0
     num_repeated_steps: int = 0
-    step_ms: float = 0.0  # of all ranks
-    sonde_ms: float = 0.0
-    training_ms: float = 0.0  # of that rank
-    startup_ms: float = nan
-    per_step_ms: float = nan
+    overhead: Overhead = field(default_factory=Overhead)
     loss: tuple[Floats, Floats] = (np.empty(0), np.empty(0))  # steps, values
     rate: tuple[Floats, Floats] = (np.empty(0), np.empty(0))
 
@@ -86,26 +82,16 @@ def _collect_facts(run: Run, newest: dict[int, RunView]) -> _Facts:
     trained = [process.rank for process in run.processes if process.last_step >= 0]
     facts = _Facts(rank=min(trained or run.ranks, default=None))
     judged = {id(view.process): view for view in newest.values()}  # damaged manifests may give two processes one rank and attempt
-    for process in run.processes:
-        view = judged.get(id(process)) or RunView(process)
+    views = [judged.get(id(process)) or RunView(process) for process in run.processes]
+    facts.overhead = measure_overhead(views, facts.rank)
+    for process, view in zip(run.processes, views):
         facts.num_models += len(view.events(ModelWatched))
         facts.num_backwards += view.calls["backwards"]
         facts.num_updates += view.calls.updates
         facts.num_repeated_steps += view.num_repeated_steps
-        step_ms, sonde_ms = view.steps["step_ms"], view.steps["sonde_ms"]
-        with np.errstate(invalid="ignore"):
-            is_timed = np.isfinite(step_ms) & np.isfinite(sonde_ms) & (step_ms >= sonde_ms) & (sonde_ms >= 0)
-        facts.step_ms += float(step_ms[is_timed].sum())
-        facts.sonde_ms += float(sonde_ms[is_timed].sum())
         if process.rank != facts.rank:
             continue
         facts.num_steps += view.num_steps
-        facts.num_observed += int(np.count_nonzero(view.steps["observed"] == 1))
-        facts.training_ms += float((step_ms - sonde_ms)[is_timed].sum())
-        if is_timed.any():
-            facts.per_step_ms = float(np.median(sonde_ms[is_timed]))
-            at_start = sonde_ms[is_timed][:SETTLED]
-            facts.startup_ms = max(0.0, float(at_start.sum()) - len(at_start) * facts.per_step_ms)
         losses = view.losses
         # A loss that is not finite stays as it is; a NaN is known from its event only.
         values = np.where(losses.is_nonfinite & np.isfinite(losses.value), nan, losses.value)
@@ -134,25 +120,14 @@ def _thinned(curve: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
     return steps[chosen], values[chosen]
 
 
-def _overhead(facts: _Facts) -> Overhead:
-    without_ms = facts.step_ms - facts.sonde_ms
-    return Overhead(
-        ratio=facts.step_ms / without_ms if without_ms > 0 else nan,
-        num_observed=facts.num_observed,
-        observed_share=facts.num_observed / facts.num_steps if facts.num_steps else 0.0,
-        own_ms=facts.sonde_ms,
-        training_s=facts.training_ms / 1e3,
-        startup_ms=facts.startup_ms,
-        per_step_ms=facts.per_step_ms,
-    )
-
-
 def _verdict(findings: Sequence[Finding], facts: _Facts, is_nothing_evaluated: bool, run: Run) -> tuple[Verdict, str]:
     if any(finding.severity.rank >= Severity.WARNING.rank for finding in findings):
         return "problems", ""
     if not facts.num_steps and run.gaps:
         return "unknown", f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
     if not facts.num_backwards and not facts.num_updates:
+        if _records(run):
+            return "unknown", "No training was watched, so no rule could judge. What you recorded with the session's tools is listed here."
         return "unknown", "Sonde saw no training: no optimizer stepped and no backward ran."
     if not facts.num_updates and not facts.num_models:
         return "unknown", "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
@@ -201,6 +176,12 @@ def _notes(run: Run, kind: str, key: str) -> tuple[Unobserved, ...]:
         if len(notes) >= MAX_NOTES:
             break
     return tuple(notes)
+
+
+def _records(run: Run) -> tuple[tuple[str, str], ...]:
+    """The last sentence about each tool of the session."""
+    last = {event.tool: event.text for event in run.events(RecordedWithTool)}
+    return tuple((tool, text) for tool, text in last.items() if text)[:MAX_NOTES]
 
 
 def _damage(run: Run, num_repeated_steps: int) -> tuple[str, ...]:

@@ -5,16 +5,15 @@ A report is a value that the renderers draw. It is computed from the log at each
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from sonde.events import Finding
-from sonde.formatting import layer_name, number, strict
+from sonde.formatting import layer_name, strict
+from sonde.report.own_cost import Overhead
 
 SCHEMA = 1
-SHORT_S = 60.0  # of training: below, the share that Sonde took is mostly its start
 MAX_POINTS = 200  # of a curve: more than any renderer has columns
 
 Verdict = Literal["healthy", "problems", "unknown"]
@@ -34,28 +33,6 @@ class Unobserved:
 
     where: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Overhead:
-    """What watching cost the training."""
-
-    ratio: float  # time of the training with Sonde over the time without; NaN if no times were recorded
-    num_observed: int  # steps in which every tensor was measured
-    observed_share: float  # of all steps
-    own_ms: float = float("nan")  # time of Sonde in all steps of all ranks
-    training_s: float = float("nan")  # time of all steps of the lowest rank
-    startup_ms: float = float("nan")  # time of Sonde in the first steps beyond that of usual steps: hooks, buffers, first files
-    per_step_ms: float = float("nan")  # time of Sonde in a usual step: the median
-
-    def __str__(self) -> str:
-        """What watching cost, as a sentence; empty if no times were recorded. A share says little about a short training, whose start
-        has to be paid only once."""
-        if not isfinite(self.ratio):
-            return ""
-        if self.training_s < SHORT_S and isfinite(self.per_step_ms):
-            return f"Sonde took {_two_digits(self.startup_ms)} ms to start and {_two_digits(self.per_step_ms)} ms per step"
-        return f"Sonde took {_two_digits(100 * (self.ratio - 1))} % of the training time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +70,7 @@ class Report:
     unobserved: tuple[Unobserved, ...]
     retired: tuple[Unobserved, ...]
     damage: tuple[str, ...]  # bytes that could not be read, steps that could not be written: one sentence each
+    records: tuple[tuple[str, str], ...] = ()  # tools of the session that hold records: name and one sentence each
 
     @property
     def exit_code(self) -> int:
@@ -106,6 +84,7 @@ class Report:
         lines += [f"{word}: {sentence}" for word, sentence in run.summary]
         if self.why_unknown:
             lines.append(self.why_unknown)
+        lines += [f"session.{tool}: {sentence}" for tool, sentence in self.records]
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
             place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""
@@ -142,12 +121,7 @@ class Report:
                 for finding in self.findings
             ],
             "not_evaluated": [{"rule": one.rule, "reason": one.reason} for one in self.not_evaluated],
-            "overhead": {
-                "ratio": self.overhead.ratio,
-                "own_ms": self.overhead.own_ms,
-                "num_observed": self.overhead.num_observed,
-                "observed_share": self.overhead.observed_share,
-            },
+            "overhead": asdict(self.overhead),
             "unobserved": [{"where": one.where, "reason": one.reason} for one in self.unobserved],
             "retired": [{"where": one.where, "reason": one.reason} for one in self.retired],
             "damage": list(self.damage),
@@ -155,9 +129,6 @@ class Report:
             "ended": self.run.ended,
             "signal": self.run.signal,
             "told": dict(self.run.summary),
+            "records": dict(self.records),
         }
         return json.dumps(strict(document), indent=indent, allow_nan=False)
-
-
-def _two_digits(value: float) -> str:
-    return number(float(f"{value:.2g}"))

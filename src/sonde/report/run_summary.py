@@ -6,7 +6,7 @@ from math import isfinite
 
 import numpy as np
 
-from sonde.events import EarlyStoppingUpdated, FrameworkTrainingEnded, UpdateSkipped
+from sonde.events import EarlyStoppingUpdated, FrameworkTrainingEnded, Started, UpdateSkipped
 from sonde.formatting import listing, number
 from sonde.run_view import RunView
 from sonde.run_view.learning_rate_schedule import LearningRate
@@ -31,6 +31,7 @@ def summarize(view: RunView, logged: Logged) -> Iterator[tuple[str, str]]:
         "stopped": _stop(view),
         "data": _data(view),
         "labels": _labels(view),
+        "sampling": _sampling(view),
     }
     return ((word, sentence) for word, sentence in sentences.items() if sentence)
 
@@ -127,5 +128,19 @@ def _labels(view: RunView) -> str:
     )
 
 
-def _share(times: int, total: int) -> str:
+def _sampling(view: RunView) -> str:
+    started = next(iter(view.events(Started)), None)
+    rate, num_steps = started.sampling_rate if started is not None else None, len(view.steps["observed"])
+    if started is None or not rate or not num_steps:
+        return ""
+    num_observed = int(np.count_nonzero(view.counts("observed")))
+    observed = f"{num_observed} of {num_steps:,} steps observed, {_share(num_observed, num_steps)}"
+    if num_observed >= int(rate * num_steps):
+        return f"{observed}; sampling_rate={rate:g} asks for {_share(rate, 1)}"
+    fewer = f"{observed} instead of the {_share(rate, 1)} of sampling_rate={rate:g}"
+    advice = f"every={max(1, round(1 / rate))} observes as many at any cost"
+    return f"{fewer}: overhead_budget={started.overhead_budget:g} allowed no more; {advice}"
+
+
+def _share(times: float, total: int) -> str:
     return f"{number(float(f'{100 * times / total:.2g}'))} %"

@@ -4,10 +4,11 @@ Only an index is held in memory; steps, frames, events and columns are read on r
 positions in the files, never from a clock.
 """
 
+import difflib
 import heapq
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -15,8 +16,23 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import NoRunError
-from sonde.events import ANSWER_KINDS, Event, Frame, Kind, Site, Step, TypedEvent
+from sonde.errors import NoRunError, SondeError
+from sonde.events import (
+    ANSWER_KINDS,
+    BATCH_FIELDS,
+    EXPONENT_FIELDS,
+    OPTIONAL_SCALARS,
+    SITE_KINDS,
+    STATISTICS,
+    STEP_SCALARS,
+    Event,
+    Frame,
+    Kind,
+    Site,
+    Step,
+    TypedEvent,
+)
+from sonde.formatting import listing
 from sonde.runlog import record_format as f
 from sonde.runlog.fatal_signal_file import FatalSignal, dump_path, read_fatal_signal
 from sonde.runlog.is_writer_running import process_state
@@ -26,6 +42,8 @@ from sonde.runlog.run_directory import LOG_SUFFIX, RUN_JSON, is_run, no_run, rea
 
 AnyEvent = TypeVar("AnyEvent", bound=TypedEvent)
 
+MAX_NEAREST = 3  # names that a message suggests
+MAX_LISTED = 12  # names that a message lists where none is near
 AHEAD = 1 << 20  # bytes read at once when all records are read
 _NAME = re.compile(r"(?P<stem>rank(?P<rank>[0-9]{1,9})-.*)-(?P<segment>[0-9]{3,9})\.sonde", re.DOTALL)
 # The ending of a run with several processes is the first of these that one of them has.
@@ -174,6 +192,13 @@ class Run:
     """A run directory, or a single `.sonde` file. `refresh()` reads records that were added."""
 
     def __init__(self, path: Path | str) -> None:
+        given: object = path
+        if not isinstance(given, (str, os.PathLike)):
+            is_unstarted = " A session has no run before its start()." if given is None else ""
+            raise NoRunError(
+                f"a run is read from a path, not from {type(given).__name__}.{is_unstarted}\n"
+                'Pass the directory of the run, as in sonde.Run("runs/base"); "sonde runs" lists all runs.'
+            )
         self.path = Path(path)
         self.info: dict[str, Any] = {}  # run.json
         self._processes: dict[str, RunProcess] = {}
@@ -352,7 +377,30 @@ class Run:
     def series(
         self, kind: str, path: str, field: str, rank: int | None = None, *, model: str | None = None, call: int = 0, item: int = 0
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Steps and values of one number, as written: `run.series("gradient", "fc1.weight", "l2")`."""
+        """Steps and values of one number, as written: `run.series("gradient", "fc1.weight", "l2")`. Empty if it was not measured in any
+        step; a `SondeError` with the nearest names if this run has no such kind, layer, field, model or rank."""
+        found = self._column(kind, path, field, rank, model=model, call=call, item=item)
+        if not len(found[0]):
+            self._check_rank(rank)
+            self._check_kind(kind)
+            self._check_path(kind, path, model)
+            self._check_field(kind, field)
+        return found
+
+    def scalar(self, name: str, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Steps and values of one scalar: recorded by Sonde (`run.scalar("loss")`), or else logged by the user under that name. Empty if
+        no step has it; a `SondeError` with the nearest names if this run knows no such scalar."""
+        for kind in (Kind.STEP, Kind.LOG):
+            found = self._column(kind, name, "value", rank)
+            if len(found[0]):
+                return found
+        self._check_rank(rank)
+        self._check_path(Kind.STEP, name, None)
+        return found
+
+    def _column(
+        self, kind: str, path: str, field: str, rank: int | None, *, model: str | None = None, call: int = 0, item: int = 0
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         steps, values = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
         for process in self._of_rank(rank):
             wanted = [
@@ -366,12 +414,59 @@ class Run:
                 values.append(some_values)
         return np.concatenate(steps), np.concatenate(values)
 
-    def scalar(self, name: str, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Steps and values of one scalar: recorded by Sonde (`run.scalar("loss")`), or else logged by the user under that name."""
-        recorded = self.series(Kind.STEP, name, "value", rank)
-        return recorded if len(recorded[0]) else self.series(Kind.LOG, name, "value", rank)
+    # ---- names that cannot be meant
+
+    def _check_rank(self, rank: int | None) -> None:
+        if rank is not None and self.ranks and rank not in self.ranks:
+            raise SondeError(f"{self.name} has no rank {rank!r}; it has {listing([str(each) for each in self.ranks], MAX_LISTED)}.")
+
+    def _check_kind(self, kind: str) -> None:
+        known = dict.fromkeys([*SITE_KINDS, *self.kinds])
+        if kind not in known and not str(kind).endswith(Kind.EXPONENTS):
+            raise SondeError(f"{kind!r} is no kind of measurement. {_nearest(kind, known)}")
+
+    def _check_path(self, kind: str, path: str, model: str | None) -> None:
+        sites = [site for process in self.processes for site in process.sites.values()]
+        models = dict.fromkeys(site.model for site in sites if site.kind != "scalar")
+        if model is not None and model not in models:
+            raise SondeError(f"{self.name} has no model {model!r}. {_nearest(model, [each or repr(each) for each in models])}")
+        site_kind = SITE_KINDS.get(str(kind).removesuffix(Kind.EXPONENTS))
+        known = dict.fromkeys(site.path for site in sites if site_kind in (None, site.kind))
+        if site_kind == "scalar":
+            known |= dict.fromkeys([*STEP_SCALARS, *OPTIONAL_SCALARS])
+        if site_kind == "output" and self._has_unmeasured_module(path, sites):
+            return
+        if known and path not in known:  # without any, nothing was measured yet
+            raise SondeError(f"{self.name} has no {site_kind or 'site'} {path!r}. {_nearest(path, known)}")
+
+    def _has_unmeasured_module(self, path: str, sites: Iterable[Site]) -> bool:
+        """Whether this is a module without a site, because its outputs could not be measured or have not been yet."""
+        if any(f"{site.path}.".startswith(f"{path}.") for site in sites if site.kind == "parameter"):
+            return True
+        return any(f"{path}.".startswith(f"{event.data.get('where')}.") for event in self.events("unobserved"))
+
+    def _check_field(self, kind: str, field: str) -> None:
+        frame = next((frame for rank in self.ranks for frame in self.frames(kind, rank)), None)
+        known = frame.fields if frame is not None else _fields(kind)
+        if field not in known:
+            raise SondeError(f"{kind!r} measures no {field!r}. {_nearest(field, known)}")
 
     def _of_rank(self, rank: int | None) -> list[RunProcess]:
         if rank is None:
             rank = next(iter(self.ranks), 0)
         return [process for process in self.processes if process.rank == rank]
+
+
+def _fields(kind: str) -> tuple[str, ...]:
+    """What a kind measures, where no frame of it shows that."""
+    if kind in (Kind.STEP, Kind.LOG):
+        return ("value",)
+    return EXPONENT_FIELDS if kind.endswith(Kind.EXPONENTS) else BATCH_FIELDS if kind == Kind.BATCH else STATISTICS
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that are most like this one: they contain it, or differ in few letters."""
+    text, names = str(name), list(dict.fromkeys(known))
+    inside = [each for each in names if text and text.lower() in each.lower()]
+    near = list(dict.fromkeys([*difflib.get_close_matches(text, names, n=MAX_NEAREST), *inside]))[:MAX_NEAREST]
+    return f"Nearest: {', '.join(near)}" if near else f"There are: {listing(names, MAX_LISTED)}"

@@ -14,16 +14,16 @@ SWITCHES: Mapping[str, str] = {
     "autograd_anomaly": "torch's anomaly mode: a failing backward shows the forward line that it belongs to",
     "autograd_profiler": "torch.profiler over the next steps: the costliest operations, and a trace in the run's directory",
     "tensorboard_profiler": "the same with shapes and FLOPs, in TensorBoard's format",
-    "memory_usage": "memory of the process, parameters, gradients and optimizer state",
+    "memory_usage": "memory of the process, the system and the device; of parameters, gradients and optimizer state",
     "gradient_norms": "norm of all gradients, the largest and the smallest parameter's",
-    "forward_pass": "forwards, their time, their inputs",
-    "backward_pass": "backwards, their time, the loss",
+    "forward_pass": "forwards, their time, shapes of inputs and outputs, the loss, the device",
+    "backward_pass": "backwards, their time, the loss, the gradient norm, gradients that are not finite, the size of the update",
     "device_placement": "devices of parameters, inputs and optimizer state",
-    "mixed_precision": "dtypes, the scale of a GradScaler and skipped steps",
-    "data_loading": "time spent waiting for batches, and their size",
-    "validation": "forwards without gradients, and their time",
+    "mixed_precision": "autocast, the scale of a GradScaler and skipped steps, dtypes",
+    "data_loading": "dataset, splits, batch size, workers, time spent waiting for batches",
+    "validation": "batches and samples of an evaluation, its time, memory",
     "early_stopping": "the best loss so far, and how long ago it was",
-    "lr_scheduling": "learning rates, and how they changed",
+    "lr_scheduling": "learning rates, their schedulers, and every change",
 }
 """Every switch, and what it prints."""
 
@@ -33,6 +33,10 @@ MAX_BYTES = 4096  # a longer file was not written by Sonde
 
 def check_switch_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """These switches, without duplicates; a `SondeError` for an unknown name lists the nearest ones."""
+    given: object = names
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        example = "['gradient_norms', 'memory_usage']"
+        raise SondeError(f"switches are given by name, as in {example}, not {given!r}.\nThere are: {', '.join(SWITCHES)}")
     found: dict[str, None] = {}
     for name in [names] if isinstance(names, str) else names:
         if name not in SWITCHES:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from sonde.errors import SondeError, require_count
 from sonde.formatting import number
+from sonde.layer_name_patterns import LayerPatterns, require_name
 from sonde.render import plots
 from sonde.render.plots import Plot
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.hooks.attach_hooks_to_layers import ModelLayers
-from sonde.tools.layer_name_patterns import LayerPatterns, require_name
 from sonde.tools.tensors.describe_tensor import FastStatistics, Outlier, TensorStats, describe, fast_statistics
 
 MAX_ELEMENTS = 1 << 20  # stored elements of one activation; of a larger one every second, third … per dimension
@@ -48,6 +48,7 @@ class ActivationVisualizer:
         self._stored: dict[str, _StoredActivation] = {}
         self._hooks = ExitStack()
         self._hooked: set[str] = set()
+        self._layers: set[str] = set()  # of the models that were passed, with and without a hook
 
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
         """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
@@ -55,6 +56,7 @@ class ActivationVisualizer:
         if not isinstance(layer, (str, Sequence)):
             raise SondeError(f'A layer is a name or a pattern such as "encoder.*", or a list of these, not {layer!r}.')
         modules = ModelLayers(model).modules
+        self._layers |= set(modules)
         names: dict[str, None] = {}
         for each in [layer] if isinstance(layer, str) else layer:
             if isinstance(each, str) and each not in modules and (_PATTERN_SIGNS & set(each) or each.startswith("re:")):
@@ -149,12 +151,16 @@ class ActivationVisualizer:
         if name in self._hooked and name not in self._stored:
             advice = "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
             raise SondeError(f"{name} has not returned a tensor since the hook was registered. Run the model first.\n{advice}")
+        if name in self._layers and name not in self._stored:
+            call = f'Call register_forward_hook(model, "{name}") and run the model.'
+            raise SondeError(f"{name} is a layer of the model, but its output is not stored: it had no hook when the model ran.\n{call}")
         if not self._stored:
             raise SondeError('No output is stored yet. Call register_forward_hook(model, "layer name") and run the model.')
         return self._stored[require_name(name, self._stored)]
 
     def plot_heatmap(self, activations: Any, path: str | Path, *, units: int | None = None, name: str = "") -> Path:
-        """Writes a heat map of units by positions. `activations` is a tensor, array or list, or the name of a stored layer."""
+        """Writes a heat map: of a square matrix as it is, of several square matrices (attention, feature maps) one map each, and else of
+        units by positions. `activations` is a tensor, array or list, or the name of a stored layer; `units` is their dimension."""
         return self.heatmap(activations, units=units, name=name).save(path)
 
     def plot_distribution(self, activations: Any, path: str | Path, *, bins: int = 64, name: str = "") -> Path:
@@ -164,8 +170,7 @@ class ActivationVisualizer:
     def heatmap(self, activations: Any, *, units: int | None = None, name: str = "") -> Plot:
         """The figure of `plot_heatmap` as a `Plot`, to show or to change."""
         values, title = self._values(activations, name)
-        matrix = plots.units_by_positions(values, units)
-        return plots.heatmap(matrix, name=title, x_label="position", y_label="unit", label="activation")
+        return plots.activation_heatmap(values, units=units, name=title)
 
     def distribution(self, activations: Any, *, bins: int = 64, name: str = "") -> Plot:
         """The figure of `plot_distribution` as a `Plot`, to show or to change."""

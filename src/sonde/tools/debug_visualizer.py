@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SondeError
+from sonde.layer_name_patterns import require_name
 from sonde.render import plots
 from sonde.render.plots import FORMATS, Plot
 from sonde.render.plots.plot import DPI, plots_page
 from sonde.render.safe_write import file_name, replace_file
-from sonde.tools.layer_name_patterns import require_name
 
 GROUP = "sonde.plots"  # entry points: a callable that takes name= and the data by keyword, and returns a Plot
 DASHBOARD = "dashboard.html"
@@ -33,6 +33,8 @@ class VisualizationConfig:
     dpi: int = DPI
 
     def __post_init__(self) -> None:
+        if not isinstance(self.output_directory, (str, Path)) or not str(self.output_directory):
+            raise SondeError(f'output_directory={self.output_directory!r}: must be a path, for example output_directory="plots".')
         chosen = str(self.format).lower().removeprefix(".")
         chosen = "json" if chosen == "data" else chosen
         if chosen not in FORMATS:
@@ -46,44 +48,52 @@ class DebugVisualizer:
     """Draws plots, writes them to files, stores them by name, and combines them on one page. A plot with an existing name replaces the
     earlier plot and its file."""
 
-    def __init__(self, config: VisualizationConfig | None = None) -> None:
+    def __init__(self, config: VisualizationConfig | str | Path | None = None) -> None:
+        """`config` may also be the output directory alone."""
+        if isinstance(config, (str, Path)):
+            config = VisualizationConfig(output_directory=config)
+        known: object = config
+        if known is not None and not isinstance(known, VisualizationConfig):
+            example = 'For example DebugVisualizer(VisualizationConfig(output_directory="plots")), or DebugVisualizer("plots").'
+            raise SondeError(f"config must be a VisualizationConfig or a directory, not a {type(known).__name__}.\n{example}")
         self.config = config or VisualizationConfig()
         self._plots: dict[str, Plot] = {}
 
     def plot_tensor_distribution(self, name: str, values: Any, bins: int = 64) -> Path:
         """Writes a histogram of the values. Returns the path, as all plot methods do."""
-        return self._save(name, plots.distribution(values, name=name, bins=bins))
+        return self._save(name, plots.distribution(values, name=_plot_name(name), bins=bins))
 
     def plot_gradient_flow(self, name: str, steps: Any, gradients: Mapping[str, Sequence[float]] | Sequence[float]) -> Path:
         """Writes gradient norms over steps, of one layer or of a mapping from layers to norms."""
-        return self._save(name, plots.gradient_flow(steps, gradients, name=name))
+        return self._save(name, plots.gradient_flow(steps, gradients, name=_plot_name(name)))
 
     def plot_layer_heatmap(
         self, name: str, layers: Sequence[str], steps: Any, matrix: Any, *, label: str = "value", unit: str = ""
     ) -> Path:
         """Writes a heat map with one number per layer (rows) and step (columns)."""
-        return self._save(name, plots.layer_heatmap(layers, steps, matrix, name=name, label=label, unit=unit))
+        return self._save(name, plots.layer_heatmap(layers, steps, matrix, name=_plot_name(name), label=label, unit=unit))
 
     def plot_weight_histogram(self, name: str, weights: Any, bins: int = 64) -> Path:
         """Writes one histogram per parameter of a module, or per entry of a mapping from names to values."""
         if hasattr(weights, "named_parameters"):
             weights = dict(weights.named_parameters())
         by_name = weights if isinstance(weights, Mapping) else {name: weights}
-        return self._save(name, plots.histograms(by_name, name=name, bins=bins))
+        return self._save(name, plots.histograms(by_name, name=_plot_name(name), bins=bins))
 
     def plot_activation_heatmap(self, name: str, activations: Any, *, units: int | None = None) -> Path:
-        """Writes a heat map of units by positions. `units` is the dimension of the units if the shape does not determine it."""
-        matrix = plots.units_by_positions(activations, units)
-        return self._save(name, plots.heatmap(matrix, name=name, x_label="position", y_label="unit", label="activation"))
+        """Writes a heat map of units by positions, or of square matrices as they are.
+
+        `units` is the dimension of the units if the shape does not determine it."""
+        return self._save(name, plots.activation_heatmap(activations, units=units, name=_plot_name(name)))
 
     def plot(self, kind: str, name: str, **data: Any) -> Path | None:
         """Writes a plot by the name of its kind, from Sonde or from a plug-in. Returns None if a plug-in failed; the log has the error."""
         if kind in BUILT_IN:
-            return self._save(name, BUILT_IN[kind](name=name, **data))
+            return self._save(name, BUILT_IN[kind](name=_plot_name(name), **data))
         plugins = {point.name: point for point in entry_points(group=GROUP)}
         found = plugins[require_name(kind, [*BUILT_IN, *plugins], "kind of plot")]
         try:
-            drawn = found.load()(name=name, **data)
+            drawn = found.load()(name=_plot_name(name), **data)
             if not isinstance(drawn, Plot):
                 raise TypeError(f"it returned a {type(drawn).__name__}, not a sonde Plot")
             return self._save(name, drawn)
@@ -109,11 +119,21 @@ class DebugVisualizer:
         page = plots_page([self.get_plot(name) for name in wanted])
         return replace_file(Path(self.config.output_directory) / DASHBOARD, page)
 
+    def clear(self) -> None:
+        """Forgets all plots. Their files stay."""
+        self._plots.clear()
+
     def _repr_html_(self) -> str:
         return "".join(plot._repr_html_() for plot in list(self._plots.values())[-MAX_SHOWN:])
 
     def _save(self, name: str, plot: Plot) -> Path:
-        path = Path(self.config.output_directory) / file_name(name, self.config.format, reserved=(DASHBOARD,))
+        path = Path(self.config.output_directory) / file_name(_plot_name(name), self.config.format, reserved=(DASHBOARD,))
         plot.save(path, dpi=self.config.dpi)
         self._plots[name] = plot
         return path
+
+
+def _plot_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise SondeError(f'A plot needs a name such as "loss", not {name!r}: its file is named by it.')
+    return name

@@ -4,7 +4,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,17 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError, require_count
-from sonde.statistics.private_torch_api import tensor_version, unwrap_compiled
+from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE, tensor_version
 from sonde.tools.gradient_flow_animator import EXPLODING, VANISHING, GradientFlowAnimator, measure_gradient
+from sonde.tools.gradients import gradients_of_run
 from sonde.tools.gradients.gradient_flow_analysis import GradientSize, combine_sizes
 from sonde.tools.gradients.gradient_noise_scale import NoiseScale, NormPair, estimate_noise_scale
 from sonde.tools.gradients.gradient_report import GradientReport, build_gradient_report
+from sonde.tools.gradients.inactive_units import InactiveUnits, UnitActivity
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
-from sonde.tools.tensors.describe_tensor import fast_statistics
+from sonde.tools.tensors.describe_tensor import as_tensor, fast_statistics
+
+MAX_STEPS_OF_RUN = 1000  # that are read, if the history is not limited
 
 
 @dataclass(slots=True)
@@ -38,40 +42,58 @@ class GradientDebugger:
 
     A layer is a module with parameters of its own; their gradients count as one vector. They are measured as soon as backward has written
     them, before clipping and before a GradScaler unscales them. Only statistics of the last `max_gradient_history` steps are stored.
+    A parameter or layer with hooks that is also recorded by hand counts once, as the hook measures it.
     A step ends with the `step()` of the optimizer, or else of the GradientDebugger. Without either, a new step begins when a gradient was
     cleared or a parameter was changed since the last write; earlier writes are gradient accumulation.
+    `run` is a function that returns a run: where nothing was recorded, its observed steps are analyzed. A session passes its own run.
     """
 
     def __init__(
         self, max_gradient_history: int = 200, *, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | None = None, run: Callable[[], gradients_of_run.Source | None] | None = None,
     ) -> None:  # fmt: skip
         require_count(max_gradient_history, "max_gradient_history")
         if micro_batch_size is not None:
             _require_positive(micro_batch_size, "micro_batch_size")
         self.flow = GradientFlowAnimator(max_gradient_history, vanishing_threshold, exploding_threshold)
         self._micro_batch_size = micro_batch_size
+        self._run = run
         self._order: dict[str, None] = {}  # layers in order of depth
         self._layer_of: dict[str, str] = {}  # parameter path -> layer
         self._weights: dict[str, GradientSize] = {}  # parameter path -> size of the parameter at its first gradient
+        self._units: dict[str, UnitActivity] = {}  # parameter path -> which of its rows have a gradient
+        self._without_units: set[str] = set()  # parameter paths of which rows are no units, as of an embedding
+        self._measured_by_hooks: set[str] = set()  # parameter paths and layers
         self._current: dict[str, _GradientWrites] = {}
+        self._applied: deque[tuple[int, float]] = deque(maxlen=max_gradient_history)  # step, share of the gradient that the optimizer used
         self._step = 0
         self._steps_counted_by = ""
         self._pairs: deque[NormPair] = deque(maxlen=max_gradient_history)
         self._norms_at: dict[float, deque[float]] = {}
         self._hooks = ExitStack()
         self._hooked: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._parameters: dict[str, weakref.ref[torch.Tensor]] = {}
         self._lock = threading.RLock()  # backward on a device runs in another thread
+
+    @classmethod
+    def from_run(cls, run: gradients_of_run.Source) -> Self:
+        """The gradients of the observed steps of a run, as the optimizer received them."""
+        source = gradients_of_run.open_run(run)  # a wrong path raises here, not later
+        return cls(run=lambda: source)
 
     def register_hooks(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Self:
         """Puts a hook on every parameter that requires a gradient. `remove()`, or the end of a `with`, removes all hooks."""
         model = require_module(model, "register_hooks")  # parameter names of the model before torch.compile
+        if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
+            example = "For instance register_hooks(model, torch.optim.SGD(model.parameters(), lr=0.1)), or leave it out."
+            raise SondeError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r}: its step() ends a step.\n{example}")
         trainable = [(path, parameter) for path, parameter in model.named_parameters() if parameter.requires_grad]
         if not trainable:
             advice = "If all parameters are frozen, call parameter.requires_grad_(True)."
             raise SondeError(f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to record.\n{advice}")
+        self._assign_layers(model)
         for path, parameter in trainable:
-            self._assign_layer(path)
+            self._parameters[path] = weakref.ref(parameter)
             known = self._hooked.get(id(parameter))
             if known is None or known() is not parameter:
                 hook = SafeHook(f"the gradient of {path}", partial(self._on_gradient_written, path))
@@ -79,14 +101,26 @@ class GradientDebugger:
                 self._hooked[id(parameter)] = weakref.ref(parameter)
         if optimizer is not None:
             self._steps_counted_by = "a step is an optimizer step"
-            hook = SafeHook("the optimizer's step", lambda *_: self._end_step())
-            self._hooks.callback(optimizer.register_step_post_hook(hook).remove)
+            before = SafeHook("the gradient that the optimizer uses", lambda optimizer, *_: self._measure_applied_share(optimizer))
+            self._hooks.callback(optimizer.register_step_pre_hook(before).remove)
+            after = SafeHook("the optimizer's step", lambda *_: self._end_step())
+            self._hooks.callback(optimizer.register_step_post_hook(after).remove)
         return self
 
     def remove(self) -> None:
         """Removes all hooks. Recorded steps stay."""
         self._hooks.close()
-        self._hooked.clear()
+        for of_hooks in (self._hooked, self._parameters, self._measured_by_hooks):
+            of_hooks.clear()
+
+    def clear(self) -> None:
+        """Drops all recorded steps and begins at step 0. Hooks stay."""
+        with self._lock:
+            self.flow.clear()
+            self._order = dict.fromkeys(self._layer_of[path] for path in self._parameters)
+            for recorded in (self._weights, self._units, self._current, self._applied, self._pairs, self._norms_at):
+                recorded.clear()
+            self._step = 0
 
     def __enter__(self) -> Self:
         return self
@@ -95,11 +129,15 @@ class GradientDebugger:
         self.remove()
 
     def record_gradient_flow(self, layer: str, gradients: Any) -> None:
-        """Records one gradient: a tensor, array or list. The same layer again begins a new step, unless you call `step()`."""
+        """Records one gradient: a tensor, array or list. The same layer again begins a new step, unless you call `step()`. What hooks
+        measure already is not recorded again."""
         if not isinstance(layer, str):
             raise SondeError(f"A layer name is a string, not {layer!r} of type {type(layer).__name__}.")
         size = measure_gradient(layer, gradients)
         with self._lock:
+            if layer in self._measured_by_hooks:
+                return
+            self._units.setdefault(layer, UnitActivity()).update(as_tensor(gradients))
             if layer in self._current and not self._steps_counted_by:
                 self._end_step()
             self._order.setdefault(layer)
@@ -110,10 +148,11 @@ class GradientDebugger:
         """Records the current `.grad` of all parameters as one step, for use without hooks."""
         with self._lock:
             self._end_step()
-            for path, parameter in (unwrap_compiled(model) or model).named_parameters():
-                if parameter.requires_grad:
-                    self._assign_layer(path)
-                    self._on_gradient_written(path, parameter)
+            model = require_module(model, "record_model", "For one gradient use record_gradient_flow.")
+            self._assign_layers(model)
+            for path, parameter in model.named_parameters():
+                if parameter.requires_grad and path not in self._measured_by_hooks:
+                    self._measure(path, parameter)
             self._end_step()
 
     def record_norm_at(self, batch_size: float, norm: float) -> None:
@@ -129,11 +168,21 @@ class GradientDebugger:
             self._steps_counted_by = self._steps_counted_by or "a step ends with step()"
             self._end_step()
 
-    def _assign_layer(self, path: str) -> None:
-        self._layer_of[path] = layer = path.rpartition(".")[0] or path
-        self._order.setdefault(layer)
+    def _assign_layers(self, model: nn.Module) -> None:
+        owners = dict(model.named_modules())
+        for path, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                module = path.rpartition(".")[0]
+                self._layer_of[path] = module or path
+                self._order.setdefault(module or path)
+                if not isinstance(owners.get(module), (nn.Linear, *CONV)) or isinstance(owners[module], CONV_TRANSPOSE):
+                    self._without_units.add(path)
 
     def _on_gradient_written(self, path: str, parameter: torch.Tensor) -> None:
+        self._measure(path, parameter)
+        self._measured_by_hooks |= {path, self._layer_of[path]}
+
+    def _measure(self, path: str, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
         if gradient is None:
             return
@@ -148,12 +197,27 @@ class GradientDebugger:
             if stats.unsupported:
                 raise TypeError(stats.unsupported)
             size = GradientSize.from_statistics(stats)
+            if path not in self._without_units:
+                self._units.setdefault(path, UnitActivity()).update(gradient)
             if known is None:
                 self._current[path] = _GradientWrites(size, size, versions=versions)
             else:
                 known.last, known.versions, known.num_writes = size, versions, known.num_writes + 1
             if path not in self._weights:
                 self._weights[path] = GradientSize.from_statistics(fast_statistics(parameter))
+
+    def _measure_applied_share(self, optimizer: torch.optim.Optimizer) -> None:
+        """Compares one gradient with what backward wrote: since then a GradScaler or clip_grad_norm_ multiplied all of them by a factor."""
+        of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        with self._lock:
+            largest, gradient = 0.0, None
+            for path, written in self._current.items():
+                parameter = self._parameters[path]() if path in self._parameters else None
+                if parameter is not None and id(parameter) in of_optimizer and largest < written.last.norm < math.inf:
+                    largest, gradient = written.last.norm, parameter.grad
+            share = fast_statistics(gradient).l2 / largest if gradient is not None else math.nan
+            if 0 < share < math.inf:
+                self._applied.append((self._step, share))
 
     def _end_step(self) -> None:
         with self._lock:
@@ -175,8 +239,34 @@ class GradientDebugger:
             parts.setdefault(self._layer_of[path], []).append(size)
         return {layer: combine_sizes(sizes) for layer, sizes in parts.items()}
 
+    @property
+    def has_records(self) -> bool:
+        """Whether a step, or a part of one, was recorded by hooks or by hand."""
+        return bool(self.flow.frames or self._current)
+
+    def _load(self, run: gradients_of_run.Source) -> "GradientDebugger":
+        """Another one with the observed steps of a run. They are not mixed with recorded ones, which are measured before clipping."""
+        flow = self.flow
+        loaded = GradientDebugger(
+            flow.max_frames or MAX_STEPS_OF_RUN, vanishing_threshold=flow.vanishing_threshold, exploding_threshold=flow.exploding_threshold
+        )
+        recorded = gradients_of_run.read_gradients(run, flow.max_frames or MAX_STEPS_OF_RUN)
+        loaded._steps_counted_by = "a step is an observed step of the run"
+        loaded._layer_of = {path: path.rpartition(".")[0] or path for path in recorded.paths}
+        loaded._order = dict.fromkeys(loaded._layer_of.values())
+        loaded._weights = {path: size for path, size in recorded.weights.items() if path in loaded._layer_of}
+        for step, sizes in recorded.steps:
+            loaded._step = step
+            loaded._current = {path: _GradientWrites(size, size) for path, size in sizes.items() if path in loaded._layer_of}
+            loaded._end_step()
+        return loaded
+
     def analyze(self) -> GradientReport:
-        """Builds the report of the recorded steps, the current one included. Recording continues."""
+        """Builds the report of the recorded steps, the current one included. Recording continues. Where nothing was recorded, the observed
+        steps of the run are analyzed, if there is one."""
+        run = self._run() if self._run is not None and not self.has_records else None
+        if run is not None:
+            return self._load(run).analyze()
         with self._lock:
             flow = GradientFlowAnimator(0, self.flow.vanishing_threshold, self.flow.exploding_threshold)
             if self._current:
@@ -185,10 +275,16 @@ class GradientDebugger:
             return build_gradient_report(
                 [*self.flow.frames, *flow.frames], list(self._order), scales, vanishing_threshold=flow.vanishing_threshold,
                 exploding_threshold=flow.exploding_threshold, noise=self._noise_scale(),
+                inactive=self._inactive_units(), applied=dict(self._applied),
                 steps_counted_by=self._steps_counted_by or "a step begins after cleared gradients or changed parameters",
             )  # fmt: skip
 
     analyze_gradient_flow = analyze
+
+    def _inactive_units(self) -> dict[str, InactiveUnits]:
+        """By layer; of a layer with several weights, those of its last."""
+        found = {self._layer_of[path]: activity.inactive() for path, activity in self._units.items() if path in self._layer_of}
+        return {layer: units for layer, units in found.items() if units is not None}
 
     def _noise_scale(self) -> NoiseScale:
         if len(self._norms_at) >= 2:

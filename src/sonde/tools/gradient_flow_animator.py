@@ -13,32 +13,41 @@ from typing import Any, Self
 from torch import nn
 
 from sonde.errors import SondeError, require_count
-from sonde.formatting import number, strict_json
+from sonde.formatting import counted, listing, number, printable, strict_json
 from sonde.render import draw_gradient_flow_animation
-from sonde.render.safe_write import replace_file
+from sonde.render.safe_write import replace_file, require_path
 from sonde.tools.gradients import gradient_flow_analysis
-from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, GradientHealth, GradientSize, LayerGradient
+from sonde.tools.gradients.gradient_flow_analysis import GradientFrame, GradientHealth, GradientSize, LayerGradientInfo
 from sonde.tools.hook_that_never_raises import require_module
 from sonde.tools.tensors.describe_tensor import fast_statistics
 
-__all__ = ["FlowSummary", "GradientFlowAnimator", "GradientFrame", "GradientHealth", "LayerGradient"]
+__all__ = ["GradientFlowAnimator", "GradientFlowSummary", "GradientFrame", "GradientHealth", "LayerGradientInfo"]
 
 VANISHING = 1e-7  # mean absolute value: a smaller update does not change float32 weights near 1
 EXPLODING = 1e3  # largest absolute value
 EXAMPLE = 'For instance record_step(0, {"encoder": encoder.weight.grad}), or record_model(0, model).'
 CSV_HEADER = ("step", "layer", "mean_abs_grad", "max_abs_grad", "grad_norm", "is_vanishing", "is_exploding")
+SPREADSHEET_FORMULA = ("=", "+", "-", "@", "\t")  # first characters
 _log = logging.getLogger("sonde")
 
 
 @dataclass(frozen=True, slots=True)
-class FlowSummary:
-    """Result of `GradientFlowAnimator.summary_report`."""
+class GradientFlowSummary:
+    """Result of `GradientFlowAnimator.summary_report`. Printed, it is a short text."""
 
     total_steps: int  # last step + 1; 0 if nothing was recorded
     layers_with_vanishing_grads: tuple[str, ...]
     layers_with_exploding_grads: tuple[str, ...]
     overall_health: GradientHealth
     recommendations: tuple[str, ...]
+
+    def __str__(self) -> str:
+        health = self.overall_health.value.replace("_", " ")
+        lines = [f"gradient flow: {health if self.total_steps else 'nothing recorded'}, {counted(self.total_steps, 'step')}"]
+        for issue, names in (("vanishing", self.layers_with_vanishing_grads), ("exploding", self.layers_with_exploding_grads)):
+            if names:
+                lines.append(printable(f"{issue}: {listing(names, gradient_flow_analysis.MAX_NAMES)}"))
+        return "\n".join([*lines, *(printable(f"- {line}") for line in self.recommendations)])
 
 
 class GradientFlowAnimator:
@@ -48,18 +57,18 @@ class GradientFlowAnimator:
     def __init__(self, max_frames: int = 0, vanishing_threshold: float = VANISHING, exploding_threshold: float = EXPLODING) -> None:
         self.max_frames = require_count(max_frames, "max_frames", minimum=0)
         self._frames: deque[GradientFrame] = deque(maxlen=self.max_frames or None)
-        self.vanishing_threshold = _threshold(vanishing_threshold, "vanishing_threshold")
-        self.exploding_threshold = _threshold(exploding_threshold, "exploding_threshold")
+        self.vanishing_threshold = _threshold(vanishing_threshold, "vanishing_threshold", VANISHING)
+        self.exploding_threshold = _threshold(exploding_threshold, "exploding_threshold", EXPLODING)
         self._warned: set[str] = set()
 
     def with_vanishing_threshold(self, threshold: float) -> Self:
         """Sets the threshold for frames recorded from now on: a layer vanishes if its mean absolute gradient is below it."""
-        self.vanishing_threshold = _threshold(threshold, "vanishing_threshold")
+        self.vanishing_threshold = _threshold(threshold, "vanishing_threshold", VANISHING)
         return self
 
     def with_exploding_threshold(self, threshold: float) -> Self:
         """Sets the threshold for frames recorded from now on: a layer explodes if its largest absolute gradient is above it."""
-        self.exploding_threshold = _threshold(threshold, "exploding_threshold")
+        self.exploding_threshold = _threshold(threshold, "exploding_threshold", EXPLODING)
         return self
 
     def record_step(self, step: int, gradients: Mapping[str, Any]) -> None:
@@ -102,17 +111,24 @@ class GradientFlowAnimator:
         """The stored frames, oldest first."""
         return tuple(self._frames)
 
-    def summary_report(self) -> FlowSummary:
+    def clear(self) -> None:
+        """Drops all frames."""
+        self._frames.clear()
+
+    def summary_report(self) -> GradientFlowSummary:
         """Summarizes the stored frames: vanishing and exploding layers, health class and recommendations."""
         frames = self.frames
         layers = [layer for frame in frames for layer in frame.layers]
         vanishing = tuple(sorted({layer.name for layer in layers if layer.is_vanishing}))
         exploding = tuple(sorted({layer.name for layer in layers if layer.is_exploding}))
         health = gradient_flow_analysis.classify_health(frames, exploded=bool(exploding), vanished=bool(vanishing))
-        advice = gradient_flow_analysis.recommendations(vanishing, exploding, health, gradient_flow_analysis.clipping_advice(frames))
+        nonfinite = tuple(sorted({layer.name for layer in layers if not math.isfinite(layer.grad_norm)}))
+        too_large = tuple(sorted({layer.name for layer in layers if layer.is_exploding and math.isfinite(layer.grad_norm)}))
+        clipping = gradient_flow_analysis.clipping_advice(frames)
+        advice = gradient_flow_analysis.recommendations(vanishing, too_large, nonfinite, health, clipping)
         if not layers:
             advice = ["No gradient was recorded: call record_step or record_model after backward()."]
-        return FlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
+        return GradientFlowSummary(frames[-1].step + 1 if frames else 0, vanishing, exploding, health, tuple(advice))
 
     def to_ascii_animation(self) -> str:
         """The frames as text: one row per layer, one column per frame."""
@@ -123,23 +139,26 @@ class GradientFlowAnimator:
         draw_gradient_flow_animation.play(self.frames, fps)
 
     def export_json(self, path: str | Path) -> Path:
-        """Writes thresholds and frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
-        settings = {name: getattr(self, name) for name in ("vanishing_threshold", "exploding_threshold", "max_frames")}
-        return replace_file(path, strict_json({**settings, "frames": [asdict(frame) for frame in self._frames]}) + "\n")
+        """Writes the list of frames as strict JSON; non-finite values are the strings "NaN" and "Infinity". Returns the path."""
+        return replace_file(path, strict_json([asdict(frame) for frame in self._frames]) + "\n")
 
     def export_csv(self, path: str | Path) -> Path:
-        """Writes one row per frame and layer, quoted as in RFC 4180. Returns the path."""
+        """Writes one row per frame and layer, quoted as in RFC 4180. A name that a spreadsheet would take for a formula gets an
+        apostrophe before it. Returns the path."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         rows.writerow(CSV_HEADER)
         for frame in self._frames:
             for layer in frame.layers:
                 numbers = (layer.mean_abs_grad, layer.max_abs_grad, layer.grad_norm)
-                rows.writerow([frame.step, layer.name, *map(_scientific, numbers), int(layer.is_vanishing), int(layer.is_exploding)])
+                flags = int(layer.is_vanishing), int(layer.is_exploding)
+                rows.writerow([frame.step, _csv_text(layer.name), *map(_scientific, numbers), *flags])
         return replace_file(path, text.getvalue())
 
     def export_gif(self, path: str | Path, fps: float = 8.0) -> Path:
         """Writes an animation of the norms per layer and returns the path. Needs Pillow: `pip install "sonde[plot]"`."""
+        if Path(require_path(path)).suffix.lower() != ".gif":
+            raise SondeError(f"{path} is no GIF: the name must end in .gif. export_html(path) writes a page with a slider.")
         return replace_file(path, draw_gradient_flow_animation.animation_gif(self.frames, fps))
 
     def export_html(self, path: str | Path) -> Path:
@@ -158,10 +177,15 @@ def measure_gradient(name: str, gradient: Any) -> GradientSize:
     return GradientSize.from_statistics(found)
 
 
-def _threshold(value: Any, what: str) -> float:
+def _threshold(value: Any, what: str, example: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-        raise SondeError(f"{what} must be a number, 0 or more, not {value!r}. For instance {what}=1e-7.")
+        raise SondeError(f"{what} must be a number, 0 or more, not {value!r}. For instance {what}={example:g}.")
     return float(value)
+
+
+def _csv_text(text: str) -> str:
+    text = text.replace("\r", "\\r")  # Python before 3.13 does not quote a carriage return
+    return f"'{text}" if text.startswith(SPREADSHEET_FORMULA) else text
 
 
 def _scientific(value: float) -> str:

@@ -60,9 +60,24 @@ class ModelDiagnostics:
         source = self._run() if self._run is not None else None
         if source is None:
             return build_diagnostics_report(self._recorder.columns(), self._architecture, None, ahead=ahead)
-        columns, architecture, findings = read_run(source)
+        columns, architecture, results = read_run(source)
         if self._recorder.num_steps:
             columns = self._recorder.columns()
-        return build_diagnostics_report(columns, self._architecture or architecture, findings, ahead=ahead)
+        return build_diagnostics_report(columns, self._architecture or architecture, results, ahead=ahead)
 
     report = analyze
+
+    @property
+    def health_score(self) -> float | None:
+        """The score of `analyze()`, 0 to 100; None if nothing could be evaluated."""
+        return self.analyze().health_score
+
+    @property
+    def num_recorded(self) -> int:
+        """The number of steps passed to `record_performance`."""
+        return self._recorder.num_steps
+
+    def clear(self) -> None:
+        """Discard the recorded steps and the architecture; a run that is read stays as it is."""
+        self._recorder = MetricsRecorder()
+        self._architecture = None

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from sonde.config import DebugConfig, DebugMode, load_config
 from sonde.errors import NonFiniteError, SondeError, require_function
 from sonde.formatting import strict
+from sonde.layer_name_patterns import require_name
 from sonde.nonfinite.origin_types import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
 from sonde.session import DebugSession
 from sonde.statistics.find_tensors import find_tensors
 from sonde.tools.hook_that_never_raises import require_module
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger import measure_loop_operation
 from sonde.tools.loop_debugger.batch_log_file import RotatingFile, TrainingLogger
 from sonde.tools.loop_debugger.find_nan_operation import MAX_SEARCHES, RandomState, anomaly_mode, find_cause
@@ -57,16 +57,21 @@ class PyTorchDebugger:
         measured = self._measured = self.config.measured
         self._logs_memory = measured.anything and self.config.log_memory
         self._uses_torch_anomaly = self.config.mode is DebugMode.ANOMALY_DETECTION
-        self._history = OperationHistory(self._report_problem, logs_memory=self._logs_memory, logs_times=measured.times)
-        self._measurements = measure_loop_operation.LoopMeasurements(self.config)
         self._time_zone = datetime.now().astimezone().tzinfo  # one object for all timestamps
         self._local = threading.local()  # nesting of operations is per thread
-        self._num_warnings: dict[str, int] = {}
-        self._num_searches = 0
+        self.clear()
         self._lines: RotatingFile | None = None
         if self.config.save_debug_info and measured.anything:
             self._lines = RotatingFile(Path(self.config.output_dir) / LINES_FILE)
             weakref.finalize(self, self._lines.close)
+
+    def clear(self) -> None:
+        """Discard the recorded operations with their histories and what was learned from them. Files and the training log stay."""
+        self._history = OperationHistory(self._report_problem, logs_memory=self._logs_memory, logs_times=self._measured.times)
+        self._measurements = measure_loop_operation.LoopMeasurements(self.config)
+        self._num_warnings: dict[str, int] = {}
+        self._num_searches = 0
+        self._has_hint = False
 
     @property
     def debugger(self) -> PyTorchDebugger:
@@ -369,6 +374,10 @@ class PyTorchDebugger:
         self._history.check_gradient_norm(info, norm, measure, first_bad=first_bad, has_gradients=has_gradients)
         if not (math.isfinite(info.loss) and math.isfinite(norm)):
             where = "the loss" if not math.isfinite(info.loss) else f"the gradient of {first_bad or 'the model'}"
+            if search is None and self.anomaly_detection_active and not self._num_searches and not self._has_hint:
+                self._has_hint = True  # the loss function and its inputs are not known here, so the step cannot run again
+                hint = "the cause is searched by debug_training_step, or by sonde.find_origin(model) around forward, loss and backward"
+                self._history.add_note(info, "cause", hint)
             self._raise_if_configured(f"{where} is not finite", self._find_cause(info, search))
 
     def _search(self, modules: list[nn.Module], run: Callable[[], Any]) -> Search | None:

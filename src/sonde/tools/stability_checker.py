@@ -1,18 +1,18 @@
 """StabilityChecker: margins of tensors to overflow, underflow and precision loss, in their own dtype and in other formats."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from sonde.errors import SondeError
-from sonde.formatting import counted, number, percent
+from sonde.formatting import counted, number, percent, printable
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments, input_errors_explained
 from sonde.render.plots import Plot
 from sonde.render.plots.magnitude_plot import magnitudes as magnitude_plot
@@ -22,6 +22,7 @@ from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors import floating_point_formats
 from sonde.tools.tensors.describe_tensor import as_tensor
 from sonde.tools.tensors.floating_point_formats import FORMATS, Magnitudes, Margins, NumberFormat, parse_format
+from sonde.tools.tensors.tensors_of_run import Source, read_last_tensors
 
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")  # formats that a model could be converted to
 NEAR_OVERFLOW = 1.0  # powers of two: doubled values would overflow
@@ -37,7 +38,7 @@ MAX_ROWS = 40
 class StabilityIssue:
     """One issue of one tensor in one format."""
 
-    layer: str  # "" if unnamed
+    layer: str  # "tensor 3" if it was checked without a name
     kind: str  # "nan", "inf", "overflow", "underflow", "precision_loss" or "denormal"
     dtype: str  # the format that it is checked against, for instance "fp16"
     what: str  # "tensor", "output", "gradient of output" or "gradient"
@@ -50,16 +51,37 @@ class StabilityIssue:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTensor:
-    """The measurements of one tensor, with its margins in any format."""
+    """The measurements of one tensor, with its margins in any format. Printed, it is a table of the margins and the issues."""
 
-    layer: str
+    layer: str  # "tensor 3" if it was checked without a name
     what: str
     in_use: NumberFormat | None  # None for dtypes without limits to check: integers, complex numbers
     measured: Magnitudes
 
     @property
     def name(self) -> str:
-        return f"{self.what} of {self.layer}" if self.layer else self.what
+        return self.layer if self.layer.startswith(f"{self.what} ") else f"{self.what} of {self.layer}"
+
+    @property
+    def subject(self) -> str:
+        """The name as the subject of a sentence: "the output of encoder", "tensor 1"."""
+        return self.name if self.name == self.layer else f"the {self.name}"
+
+    def __str__(self) -> str:
+        stats = self.measured.stats
+        lines = [printable(f"{self.name}: {stats}")]
+        if not stats.unsupported:
+            own = [] if self.in_use is None or self.in_use.name in TARGETS else [self.in_use.name]
+            rows = []
+            for name in [*own, *TARGETS]:
+                if name in FORMATS:
+                    margins = self.measured.margins_in(FORMATS[name])
+                    known = not math.isinf(margins.overflow_log2)
+                    cells = [f"{margins.overflow_log2:+.1f}", f"{margins.underflow_log2:+.0f}"] if known else ["none", "none"]
+                    used = "in use" if self.in_use is not None and name == self.in_use.name else ""
+                    rows.append([name, *cells, used])
+            lines += ["margins in powers of two:", text_table(("", "overflow", "underflow", ""), rows)]
+        return "\n".join([*lines, *(printable(issue.message) for issue in self.issues())])
 
     def margins(self, dtype: Any = None) -> Margins:
         """The margins in its own format, or in another: `margins("fp16").overflow_log2`."""
@@ -92,7 +114,7 @@ class FormatSafety:
     def __str__(self) -> str:
         if self:
             checked = counted(self.num_checked, "tensor") + (" that was checked" if self.num_checked == 1 else " that were checked")
-            overflow = f"{number(self.overflow_log2)} powers of two to overflow (at the {self.tightest})"
+            overflow = f"{number(self.overflow_log2)} powers of two to overflow (tightest: {self.tightest})"
             return f"{self.dtype} would be safe for the {checked}: {overflow}, {number(self.underflow_log2)} to underflow."
         lines = [f"{self.dtype} would not be safe: {counted(len(self.issues), 'issue')} in {counted(self.num_checked, 'tensor')}."]
         lines += [f"  {issue.message}" for issue in self.issues[:MAX_ROWS]]
@@ -109,11 +131,20 @@ class StabilityChecker:
     def __init__(self) -> None:
         self.checked: list[CheckedTensor] = []
 
+    @classmethod
+    def from_run(cls, run: Source) -> Self:
+        """Checks the parameters, gradients and outputs of a run, as they were in the last observed step."""
+        checker = cls()
+        for one in read_last_tensors(run):
+            in_use = floating_point_formats.format_of_dtype(one.site.dtype)
+            checker.checked.append(CheckedTensor(one.site.name or "the model", one.what, in_use, one.measured))
+        return checker
+
     def check_tensor(self, tensor: Any, layer: str | None = None, *, what: str = "tensor") -> CheckedTensor:
-        """Measures a tensor, array or list."""
+        """Measures a tensor, array or list. Without `layer` it is named by its number: "tensor 1"."""
         plain = as_tensor(tensor)
         in_use, measured = floating_point_formats.format_of_tensor(plain), floating_point_formats.measure_magnitudes(plain)
-        found = CheckedTensor(layer or "", what, in_use, measured)
+        found = CheckedTensor(layer or f"{what} {len(self.checked) + 1}", what, in_use, measured)
         self.checked.append(found)
         return found
 
@@ -128,6 +159,7 @@ class StabilityChecker:
         with eval_mode_restored(model), ExitStack() as hooks:
             for path, module in model.named_modules():
                 if not module._modules:
+                    path = path or type(module).__name__  # the model itself is the only layer
                     hook = SafeHook(f"the output of {path}", partial(self._on_output, path, loss is not None))
                     hooks.callback(module.register_forward_hook(hook).remove)
             for args, kwargs in forward_arguments(inputs):
@@ -157,17 +189,29 @@ class StabilityChecker:
         return FormatSafety(target.name, len(self.checked), overflow, underflow, tightest, issues, scale)
 
     def plot(self, path: str | Path | None = None) -> Plot:
-        """Plots the exponents of all checked tensors beside the range of each format; writes the figure if there is a path."""
+        """Plots the exponents of all checked tensors beside the range of each format, and marks those with NaN or Inf; writes the figure if
+        there is a path."""
         rows: dict[str, dict[int, int]] = {}
         for one in self.checked:
             counts = rows.setdefault(one.name, {})
             for exponent, count in zip(one.measured.exponents, one.measured.counts):
                 counts[exponent] = counts.get(exponent, 0) + count
         ranges = {name: (float(FORMATS[name].denormal_log2), float(FORMATS[name].normal_log2), FORMATS[name].max_log2) for name in TARGETS}
-        plot = magnitude_plot(rows, ranges, name="magnitudes")
+        plot = magnitude_plot(rows, ranges, name="magnitudes", notes=self._without_magnitude(rows))
         if path is not None:
             plot.save(path)
         return plot
+
+    def _without_magnitude(self, rows: Mapping[str, Mapping[int, int]]) -> dict[str, str]:
+        """By name: the numbers of NaN and Inf, or why there is no magnitude at all."""
+        notes: dict[str, str] = {}
+        for one in self.checked:
+            stats = one.measured.stats
+            if bad := [f"{count:,} {word}" for count, word in ((stats.nan, "NaN"), (stats.inf, "Inf")) if count]:
+                notes[one.name] = ", ".join(bad)
+            elif not rows[one.name]:
+                notes[one.name] = "not measured" if stats.unsupported else "all zero" if stats.num else "empty"
+        return notes
 
     def clear(self) -> None:
         """Drops all measurements."""
@@ -251,7 +295,7 @@ def _issues(one: CheckedTensor, target: NumberFormat | None) -> Iterator[Stabili
         return
     for kind, count, word in (("nan", stats.nan, "NaN"), ("inf", stats.inf, "Inf")):
         if count:
-            yield issue(kind, -math.inf, f"the {one.name} holds {count:,} {word} among {counted(stats.num, 'number')}.")
+            yield issue(kind, -math.inf, f"{one.subject} holds {count:,} {word} among {counted(stats.num, 'number')}.")
     if target is None or not one.measured.counts:
         return
     margins = one.measured.margins_in(target)
@@ -261,18 +305,18 @@ def _issues(one: CheckedTensor, target: NumberFormat | None) -> Iterator[Stabili
     if margins.overflow_log2 < nearest:
         side = "beyond" if margins.overflow_log2 < 0 else "from"
         distance = f"{abs(margins.overflow_log2):.1f} powers of two {side} the largest number of {format_name} ({number(target.max)})"
-        yield issue("overflow", margins.overflow_log2, f"the {one.name} reaches {number(stats.max_abs)}, {distance}.")
+        yield issue("overflow", margins.overflow_log2, f"{one.subject} reaches {number(stats.max_abs)}, {distance}.")
     lost = margins.flushed_share
     is_mostly_denormal = is_own and margins.denormal_share >= 0.5  # smaller numbers have already become zero
     if lost >= FLUSHED_SHARE or is_mostly_denormal:
         detail = f"{percent(lost)} of its non-zero numbers become zero" if lost >= FLUSHED_SHARE else "most of its numbers are denormal"
         smallest = f"the smallest number is 2^{target.denormal_log2}"
-        yield issue("underflow", margins.underflow_log2, f"the {one.name} is too small for {format_name}: {detail}; {smallest}.")
+        yield issue("underflow", margins.underflow_log2, f"{one.subject} is too small for {format_name}: {detail}; {smallest}.")
     if margins.denormal_share >= DENORMAL_SHARE:
-        which = f"{percent(margins.denormal_share)} of the non-zero numbers of the {one.name}"
+        which = f"{percent(margins.denormal_share)} of the non-zero numbers of {one.subject}"
         effect = f"denormal in {format_name} (below 2^{target.normal_log2}): they have fewer digits, and some processors handle them slowly"
         yield issue("denormal", margins.underflow_log2 - target.mantissa_bits, f"{which} are {effect}.")
     if margins.spread_bits < MIN_SPREAD_BITS and lost < FLUSHED_SHARE:
-        spread = f"the {one.name} varies by {number(stats.std)} around {number(stats.mean)}"
+        spread = f"{one.subject} varies by {number(stats.std)} around {number(stats.mean)}"
         steps = f"where {format_name} has steps of {number(stats.std / 2**margins.spread_bits)}: most of the variation is rounding"
         yield issue("precision_loss", margins.spread_bits, f"{spread}, {steps}.")

@@ -6,25 +6,25 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from sonde.errors import SondeError, require_count
-from sonde.formatting import counted, number, percent, printable, size, strict_json
+from sonde.formatting import counted, printable, size, strict_json
+from sonde.layer_name_patterns import require_name
 from sonde.leaks.accumulated_tensors import Leak, TrackedTensor, find_leaks
 from sonde.leaks.find_owners_of_tensor import ReferenceChain, find_owners
 from sonde.leaks.leak_detector import MIN_AGE
 from sonde.render.plots import Plot
 from sonde.render.plots.step_curves import percentiles
 from sonde.render.summaries.tables import html_table, text_table
-from sonde.render.terminal.sparkline import is_log, sparkline
 from sonde.statistics.content_hash import content_hash
 from sonde.statistics.find_tensors import storage_bytes
 from sonde.statistics.private_torch_api import tensor_version
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import TensorStats, as_tensor, describe
 from sonde.tools.tensors.tensor_comparison import TensorComparison, compare_statistics, compare_values
+from sonde.tools.tensors.tensors_of_run import Source, read_last_tensors
 
 MAX_TRACKED = 1000
 
@@ -72,26 +72,8 @@ class TensorInfo:
         return printable(f"{self.id} {place}".strip() + f"{step}: {stats.dtype} {list(stats.shape)} on {stats.device}")
 
     def _rows(self) -> list[tuple[str, str]]:
-        stats = self.stats
-        if stats.unsupported:
-            return [("not measured", stats.unsupported)]
-        rows = [
-            ("mean ± std", f"{number(stats.mean)} ± {number(stats.std)}"),
-            ("min … max", f"{number(stats.min)} … {number(stats.max)}"),
-            ("L1, L2 norm", f"{number(stats.l1_norm)}, {number(stats.l2_norm)}"),
-            ("zeros", f"{stats.num_zeros:,} of {stats.num_elements:,} ({percent(stats.sparsity)})"),
-            ("NaN, Inf", f"{stats.num_nan:,}, {stats.num_inf:,}"),
-            ("extreme", f"{stats.num_extreme:,}"),
-        ]
-        if stats.percentiles:
-            rows.append(("percentiles", ", ".join(f"{level}: {number(value)}" for level, value in stats.percentiles.items())))
-        largest_outliers = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in stats.outliers[:3])
-        rows.append(("outliers", f"{stats.num_outliers:,}" + (f": {largest_outliers}" if largest_outliers else "")))
-        if stats.histogram is not None:
-            counts = stats.histogram.counts.tolist()
-            rows.append(("histogram", sparkline(counts, 48) + (" (log)" if is_log(counts) else "")))
-        storage = f", holds {size(self.storage_bytes)} of storage" if self.storage_bytes > stats.num_bytes else ""
-        return [*rows, ("memory", size(stats.num_bytes) + storage)]
+        storage = f", holds {size(self.storage_bytes)} of storage" if self.storage_bytes > self.stats.num_bytes else ""
+        return [*self.stats.rows(), *([] if self.stats.unsupported else [("memory", size(self.stats.num_bytes) + storage)])]
 
     def __str__(self) -> str:
         return self._title() + "\n" + text_table(("", ""), self._rows()).strip("\n")
@@ -121,6 +103,25 @@ class TensorInspector:
         self.max_tracked_tensors = require_count(max_tracked_tensors, "max_tracked_tensors")
         self._infos: OrderedDict[str, TensorInfo] = OrderedDict()
         self._num_inspected = 0
+
+    @classmethod
+    def from_run(cls, run: Source, max_tracked_tensors: int = MAX_TRACKED) -> Self:
+        """The parameters, gradients and outputs of a run as inspections of the last observed step. Without percentiles, L1 norm and
+        outliers, which a run does not have."""
+        inspector = cls(max_tracked_tensors)
+        for number_of, one in zip(range(1, max_tracked_tensors + 1), read_last_tensors(run)):
+            stats, site = one.measured.stats, one.site
+            described = TensorStats(
+                site.shape, site.dtype, "unknown device", stats.num, site.num_bytes, stats.mean, stats.std, stats.min, stats.max,
+                stats.l1, stats.l2, stats.zeros, stats.nan, stats.inf,
+            )  # fmt: skip
+            info = TensorInfo(
+                f"{one.name}#{number_of}", one.name, site.module or None, None, one.step, described, described.num_bytes, _ref=lambda: None,
+                _version=None, _fingerprint=None,
+            )  # fmt: skip
+            inspector._infos[info.id] = info
+        inspector._num_inspected = len(inspector._infos)
+        return inspector
 
     def inspect_tensor(
         self, tensor: Any, name: str, layer: str | None = None, operation: str | None = None, *, step: int | None = None, bins: int = 64
@@ -216,6 +217,10 @@ class TensorInspector:
             old = [one for one in first.values() if one.first_step < len(infos) - MIN_AGE]
             found += find_leaks(old, len(infos), name=name)
         return sorted(found, key=lambda leak: leak.num_bytes, reverse=True)
+
+    def clear(self) -> None:
+        """Drops all inspections."""
+        self._infos.clear()
 
     def _find_info(self, value: Any) -> TensorInfo | None:
         return value if isinstance(value, TensorInfo) else self.get_tensor_info(value) if isinstance(value, str) else None

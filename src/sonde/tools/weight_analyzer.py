@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sonde.errors import SondeError
-from sonde.formatting import counted, listing, number
+from sonde.formatting import counted, listing, number, printable
 from sonde.render.plots import Plot, histograms
 from sonde.render.summaries.tables import html_table, text_table
 from sonde.statistics.private_torch_api import CONV, CONV_TRANSPOSE
@@ -37,6 +37,14 @@ class WeightSummary:
     initialization: WeightInitialization
     spectrum: WeightSpectrum | str
 
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        lines = [f"{self.name}: {self.dtype} {shape}", f"  {self.stats}", f"  initialization: {self.initialization.name}"]
+        if isinstance(self.spectrum, WeightSpectrum):
+            rank = f"effective rank {number(self.spectrum.effective_rank)} of {self.spectrum.full_rank}"
+            lines.append(f"  spectrum: largest singular value {number(self.spectrum.largest)}, {rank}")
+        return "\n".join(map(printable, lines))
+
     @property
     def initialisation(self) -> WeightInitialization:
         """The same as `initialization`, in the spelling of version 0.1."""
@@ -48,12 +56,18 @@ class WeightReport:
     """Result of `WeightAnalyzer.analyze_model`."""
 
     layers: Mapping[str, WeightSummary]  # by parameter name; a tied parameter once
-    neurons: tuple[DeadNeuron, ...]
+    neurons: tuple[DeadNeuron, ...]  # a unit that is dead by weights and by activations is listed for each
     notes: tuple[str, ...] = field(default=())
 
     def dead_neurons(self, evidence: str | None = None) -> list[DeadNeuron]:
-        """The dead units; `evidence` is "weights", "activations" or None for both."""
-        return [neuron for neuron in self.neurons if evidence in (None, neuron.evidence)]
+        """The dead units, each once. With `evidence` ("weights" or "activations") only those found by it."""
+        if evidence not in (None, "weights", "activations"):
+            raise SondeError(f'evidence must be "weights", "activations" or None, not {evidence!r}.')
+        first: dict[tuple[str, int], DeadNeuron] = {}
+        for neuron in self.neurons:
+            if evidence in (None, neuron.evidence):
+                first.setdefault((neuron.layer, neuron.unit), neuron)
+        return list(first.values())
 
     def mean(self) -> float:
         """Mean of all finite weights of the model."""
@@ -88,8 +102,8 @@ class WeightReport:
     def _headline(self) -> str:
         num = sum(layer.stats.num for layer in self.layers.values())
         what = f"{counted(len(self.layers), 'parameter')} of {num:,} numbers"
-        num_dead = len({(neuron.layer, neuron.unit) for neuron in self.neurons})
-        return f"weights: {what}, mean {number(self.mean())}, std {number(self.std())}, {counted(num_dead, 'dead neuron')}"
+        num_dead = counted(len(self.dead_neurons()), "dead neuron")
+        return f"weights: {what}, mean {number(self.mean())}, std {number(self.std())}, {num_dead}"
 
     def _rows(self) -> list[list[object]]:
         rows: list[list[object]] = []
@@ -114,7 +128,8 @@ class WeightReport:
             by_place.setdefault((neuron.layer, neuron.evidence), []).append(neuron)
         for (place, evidence), neurons in by_place.items():
             units = listing([str(neuron.unit) for neuron in neurons], MAX_LISTED)
-            lines.append(f"dead in {place} (by {evidence}): {units}; of {neurons[0].unit}: {neurons[0].reason}")
+            noun = "unit" if len(neurons) == 1 else "units"
+            lines.append(f"dead in {place} (by {evidence}): {noun} {units}; unit {neurons[0].unit}: {neurons[0].reason}")
         for name, layer in self.layers.items():
             if isinstance(found := layer.spectrum, WeightSpectrum) and found.is_collapsed:
                 lines.append(f"rank collapse in {name}: effective rank {number(found.effective_rank)} of {found.full_rank}")
@@ -149,14 +164,18 @@ class WeightAnalyzer:
             layers[path] = _summary(path, parameter, owner, activation)
             if kind == "weight" and isinstance(owner, (nn.Linear, *CONV)):
                 neurons += _dead_neurons(layer, owner, activation, after)
+        too_few = "too few to report units without a value above zero as dead"
         notes = [
-            f"{layer}: only {num} values per unit were measured, too few to report units without a value above zero as dead"
+            f"{layer or type(model).__name__}: only {num} values per unit were measured, {too_few}"
             for layer, num in after.num_values.items()
             if num < dead_units.MIN_VALUES
         ]
         if data is None:
             notes.append("dead neurons are found by weights alone: pass data to find units that never output a value above zero")
         return WeightReport(layers, tuple(neurons), tuple(notes))
+
+    def clear(self) -> None:
+        """Does nothing: reports belong to you, and no result is stored. Every tool has `clear()`."""
 
     def plot_weight_histogram(self, model: nn.Module, path: str | Path, *, bins: int = 64) -> Path:
         """Writes the distribution of every parameter as one figure (.png, .svg, .pdf, .html, .json) and returns the path."""
@@ -186,11 +205,12 @@ def _summary(path: str, parameter: nn.Parameter, owner: nn.Module, activation: s
     return WeightSummary(path, shape, str(parameter.dtype).removeprefix("torch."), stats, init, found)
 
 
-def _dead_neurons(layer: str, owner: nn.Module, activation: str | None, after: NextLayers) -> Iterable[DeadNeuron]:
+def _dead_neurons(path: str, owner: nn.Module, activation: str | None, after: NextLayers) -> Iterable[DeadNeuron]:
     weight, bias = owner.weight, getattr(owner, "bias", None)
     if not isinstance(weight, torch.Tensor) or nn.parameter.is_lazy(weight) or isinstance(owner, CONV_TRANSPOSE):
         return
-    num_positive, num_values = after.num_positive.get(layer), after.num_values.get(layer, 0)
+    layer = path or type(owner).__name__  # the model itself is the only layer
+    num_positive, num_values = after.num_positive.get(path), after.num_values.get(path, 0)
     for neuron in dead_units.dead_by_weights(layer, weight, bias, activation):
         # The argument from the bias assumes inputs of unit scale; a positive output on real data refutes it.
         if num_positive is None or "bias" not in neuron.reason or not bool(num_positive[neuron.unit]):

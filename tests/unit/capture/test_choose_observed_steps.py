@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sonde.capture.choose_observed_steps import FIRST_STEPS, START_NS, OverheadBudget, is_milestone
+from sonde.capture.choose_observed_steps import FIRST_STEPS, MAX_DUE, START_NS, OverheadBudget, is_milestone
 
 MS = 1_000_000
 
@@ -108,3 +108,26 @@ def test_after_a_change_the_next_steps_are_observed_again() -> None:
     budget.observe_closely()
     observed_steps = simulate(budget, 10, first=50, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)
     assert observed_steps == [True] * FIRST_STEPS + [False] * (10 - FIRST_STEPS)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.3])
+def test_a_sampling_rate_is_the_share_of_all_steps_if_the_budget_allows_it(rate: float) -> None:
+    costs = {"step_ns": 100 * MS, "plain_ns": 0.0, "observed_ns": MS}  # 1 % of a step, so the budget of 2 % allows every one
+    observed_steps = simulate(OverheadBudget(0.02, sampling_rate=rate), 300, **costs)
+    assert sum(observed_steps) == round(300 * rate)
+    last = observed_steps[150:]
+    assert sum(last) == pytest.approx(150 * rate, abs=1)  # evenly spread
+    assert all(sum(last[i : i + 21]) for i in range(0, 126, 21))
+
+
+def test_a_budget_that_allows_less_than_the_sampling_rate_is_kept() -> None:
+    costs = {"step_ns": float(MS), "plain_ns": 0.0, "observed_ns": 2.0 * MS}
+    sampled = simulate(OverheadBudget(0.02, sampling_rate=0.5), 3000, **costs)
+    assert sampled[100:] == simulate(OverheadBudget(0.02), 3000, **costs)[100:]
+
+
+def test_a_pause_does_not_make_the_sampling_rate_observe_step_after_step_for_long() -> None:
+    costs = {"step_ns": 100.0 * MS, "plain_ns": 0.0, "observed_ns": MS}
+    budget = OverheadBudget(0.02, sampling_rate=0.1)
+    simulate(budget, 1000, step_ns=MS, plain_ns=0, observed_ns=1000 * MS)  # nothing can be afforded
+    assert sum(simulate(budget, 1000, first=1000, **costs)) <= 100 + MAX_DUE + 1

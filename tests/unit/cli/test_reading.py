@@ -60,7 +60,7 @@ def test_r72_report_keeps_what_is_there_unless_forced(sonde, broken_run, tmp_pat
     (tmp_path / "out.md").write_text("mine")
     child = sonde("report", "-o", "out.md")
     assert child.returncode == 2
-    assert "exists already" in child.stderr
+    assert "exists already. Give another name, or --force" in child.stderr
     assert (tmp_path / "out.md").read_text() == "mine"
     assert sonde("report", "-o", "out.md", "--force").returncode == 0
     assert "missing-zero-grad" in (tmp_path / "out.md").read_text(encoding="utf-8")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sonde.config import DebugConfig, DebugLevel, DebugMode, load_config, read_config, setting_from_text
+from sonde.config import PRESETS, SWITCH_SETTINGS, DebugConfig, DebugLevel, DebugMode, load_config, read_config, setting_from_text
 from sonde.errors import ConfigError, SondeError
+from sonde.runlog.switch_file import SWITCHES
 
 MISSION = {
     "mode": DebugMode.FULL_DEBUG, "level": DebugLevel.INTERMEDIATE, "anomaly_detection_mode": "warn", "max_tracked_tensors": 1000,
@@ -58,7 +59,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "text for a truth": ({"log_memory": "no"}, ["log_memory", "'no'", "Nearest: False"]),
     "no path": ({"output_dir": 3}, ["output_dir", "3"]),
     "two names, two values": ({"output_dir": "a", "debug_output_dir": "b"}, ["output_dir", "debug_output_dir", "'a'", "'b'"]),
-    "two ways to choose steps": ({"every": 5, "sampling_rate": 0.5}, ["every=5", "sampling_rate=0.5", "every=10"]),
+    "two ways to choose steps": ({"every": 5, "sampling_rate": 0.5}, ["every=5", "sampling_rate=0.5", "every=2"]),
     "a mode without its aspect": (
         {"mode": "memory_profiling", "enable_memory_profiling": False}, ["mode=memory_profiling", "enable_memory_profiling"]
     ),
@@ -68,6 +69,20 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "capsules of what is not looked at": (
         {"enable_anomaly_detection": False, "save_debug_info": True}, ["save_debug_info", "enable_anomaly_detection"]
     ),
+    "two values, the alias last": (
+        {"enable_gradient_debugging": True, "enable_gradient_checking": False},
+        ["enable_gradient_checking is another name of enable_gradient_debugging", "False and True"],
+    ),
+    "two values, the alias first": (
+        {"enable_gradient_checking": False, "enable_gradient_debugging": True},
+        ["enable_gradient_checking is another name of enable_gradient_debugging", "False and True"],
+    ),
+    "unknown preset": ({"preset": "prodction"}, ["preset", "prodction", "Nearest: production"]),
+    "layers that are none": ({"layers": 3}, ["layers", "['encoder.*', 'head']", "not 3"]),
+    "a broken pattern": ({"layers": ["(encoder"]}, ["layers", "(encoder", "not valid"]),
+    "an empty pattern": ({"layers": ["head", ""]}, ["layers", "''"]),
+    "a threshold of nothing": ({"memory_threshold_mb": 0}, ["memory_threshold_mb", "above 0"]),
+    "switches of nothing": ({"mode": "none", "debug_memory_usage": True}, ["debug_memory_usage", "mode=none"]),
     "pictures of nothing": ({"mode": "none", "enable_visualization": True}, ["enable_visualization", "mode=none"]),
 }  # fmt: skip
 
@@ -101,7 +116,8 @@ def test_every_setting_can_be_given_in_the_environment_and_on_the_command_line(
     texts: dict[str, tuple[str, Any]] = {
         "mode": ("ANOMALY_DETECTION", DebugMode.ANOMALY_DETECTION), "level": ("basic", DebugLevel.BASIC), "output_dir": ("there", "there"),
         "anomaly_detection_mode": ("raise", "raise"), "replay": ("in_process", "in_process"),
-        "overhead_budget": ("0.5", 0.5), "sampling_rate": ("0.5", 0.5),
+        "overhead_budget": ("0.5", 0.5), "sampling_rate": ("0.5", 0.5), "memory_threshold_share": ("0.5", 0.5),
+        "layers": ("encoder.*, head", ("encoder.*", "head")),
     }  # fmt: skip
     text, value = texts.get(name, (str(not default), not default) if isinstance(default, bool) else ("7", 7))
     monkeypatch.setenv(f"SONDE_{name.upper()}", text)
@@ -145,3 +161,48 @@ def test_a_file_can_be_read_by_name(here: Path) -> None:
 def test_a_wrong_assignment_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"every|evry"):
         setting_from_text(text)
+
+
+# -- presets, switches, mappings --------------------------------------------------------------------
+
+
+def test_a_preset_sets_what_its_table_says_and_single_settings_override_it() -> None:
+    assert DebugConfig.preset("production") == DebugConfig(**PRESETS["production"]) != DebugConfig()
+    assert DebugConfig.preset("Basic") == DebugConfig(level=DebugLevel.BASIC)
+    config = DebugConfig.preset("advanced", overhead_budget=0.5)
+    assert (config.level, config.overhead_budget, config.save_debug_info) == (DebugLevel.ADVANCED, 0.5, True)
+    assert "memory_usage" in config.switches
+
+
+def test_a_preset_has_the_rank_of_its_source(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "sonde.toml").write_text('preset = "advanced"\noverhead_budget = 0.3\n')
+    assert load_config() == DebugConfig.preset("advanced", overhead_budget=0.3)
+    monkeypatch.setenv("SONDE_PRESET", "production")
+    monkeypatch.setenv("SONDE_LEVEL", "expert")
+    config = load_config()
+    assert (config.overhead_budget, config.log_json, config.level, config.save_debug_info) == (0.005, True, DebugLevel.EXPERT, True)
+    assert load_config(preset="basic").level is DebugLevel.BASIC
+    assert load_config(**dict([setting_from_text("preset=basic")])).level is DebugLevel.BASIC
+
+
+def test_each_switch_has_a_setting() -> None:
+    assert set(SWITCH_SETTINGS.values()) == set(SWITCHES)
+    for name, switch in SWITCH_SETTINGS.items():
+        assert DebugConfig(**{name: True}).switches == (switch,)
+
+
+def test_settings_may_be_a_mapping_and_anything_else_is_refused_with_an_example() -> None:
+    assert load_config({"level": "expert", "layers": "head"}) == DebugConfig(level=DebugLevel.EXPERT, layers=("head",))
+    with pytest.raises(ConfigError, match="no setting 'levl'"):
+        load_config({"levl": "expert"})
+    with pytest.raises(ConfigError, match=r"passed by name, for instance DebugConfig\(level='expert'\), not \{'level'"):
+        DebugConfig({"level": "expert"})  # type: ignore[call-arg]
+    assert DebugConfig(layers=None).layers == ()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"not a int\. For instance: config=sonde\.DebugConfig"):
+        load_config(3)  # type: ignore[arg-type]
+
+
+def test_a_list_of_patterns_in_a_text_may_contain_commas() -> None:
+    assert setting_from_text('layers=["layer.{1,2}", "head"]') == ("layers", ["layer.{1,2}", "head"])
+    with pytest.raises(ConfigError, match="not a JSON list"):
+        setting_from_text('layers=["layer')

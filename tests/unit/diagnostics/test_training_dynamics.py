@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagnostics_report
-from sonde.diagnostics.health_score import WEIGHTS
+from sonde.diagnostics.health_score import WEIGHTS, RuleResults
 from sonde.diagnostics.load_run_for_diagnostics import read_run
 from sonde.diagnostics.training_dynamics import TrainingDynamics, training_dynamics
 from sonde.diagnostics.training_history import MAX_POINTS, MAX_STEPS, MetricsRecorder, TrainingColumns, thin
@@ -34,7 +34,8 @@ def dynamics_of(losses, **series) -> TrainingDynamics:
 
 
 def report_of(losses, findings=None, architecture=None, **series) -> DiagnosticsReport:
-    return build_diagnostics_report(columns_of(losses, **series), architecture, findings)
+    results = None if findings is None else RuleResults(tuple(findings), clear=("another-defect",))
+    return build_diagnostics_report(columns_of(losses, **series), architecture, results)
 
 
 def falling(num=120, seed=0, noise=0.05) -> np.ndarray:
@@ -229,6 +230,53 @@ def test_the_rules_about_time_are_those_that_stand_on_times():
     assert {name for name, page in pages.items() if "sonde.rules._shared.profiled_steps" in page} == SPEED_RULES
 
 
+T = np.linspace(0, 1, 120)
+HEALTHY = {"accuracy": 0.5 + 0.4 * T, "throughput_samples_per_sec": np.full(120, 1000.0), "memory_usage_mb": np.full(120, 500.0)}
+
+
+@pytest.mark.parametrize(
+    "name, values, advice",
+    [
+        ("accuracy", 0.9 - 0.5 * T, "accuracy was 0.89"),
+        ("accuracy", np.where(T < 0.5, 0.9, 0.4), "accuracy was 0.9 until about step 5"),
+        ("throughput_samples_per_sec", np.where(T < 0.4, 1000.0, 300.0), "throughput fell from 1000 to 300 samples per second since"),
+        ("memory_usage_mb", 500 + 1500 * T, "memory grows with every step"),
+    ],
+    ids=["accuracy", "sudden accuracy", "throughput", "leak"],
+)
+def test_a_falling_accuracy_or_throughput_and_a_leak_cost_more_than_12_points_and_get_advice(name, values, advice):
+    healthy, broken = report_of(falling(), **HEALTHY), report_of(falling(), **HEALTHY | {name: values})
+    assert healthy.health_score - broken.health_score > 12
+    assert any(advice in line for line in broken.recommendations)
+    assert not any(advice in line for line in healthy.recommendations)
+
+
+def test_several_of_them_cost_more_than_one():
+    worse = {"accuracy": 0.9 - 0.5 * T, "throughput_samples_per_sec": 1000 - 700 * T, "memory_usage_mb": 500 + 1500 * T}
+    scores = [report_of(falling(), **HEALTHY | dict(list(worse.items())[:num])).health_score for num in range(4)]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[3] <= 40
+
+
+def test_a_noisy_accuracy_that_does_not_fall_costs_nothing():
+    noisy = np.random.default_rng(0).binomial(4, 0.7, 120) / 4  # batches of four samples
+    assert dynamics_of(falling(), accuracy=noisy).accuracy_fall is None
+    assert dynamics_of(falling(8), accuracy=[0.9, 0.4] * 4).accuracy_fall is None  # too few
+
+
+def test_rules_that_were_not_evaluated_give_no_points_and_are_counted():
+    columns = columns_of(falling())
+
+    def findings_part(results):
+        return {part.name: part for part in build_diagnostics_report(columns, None, results).health.parts}["findings"]
+
+    none = findings_part(RuleResults(not_evaluated=("a", "b")))
+    assert (none.share, none.why) == (None, "none of 2 rules could be evaluated")
+    third = findings_part(RuleResults(clear=("a",), not_evaluated=("b", "c")))
+    assert (third.share, third.weight) == (1.0, WEIGHTS["findings"] / 3)
+    assert third.why == "1 rule found nothing wrong; 2 could not be evaluated and give no points"
+
+
 # ---- from a run, and for people
 
 
@@ -247,14 +295,14 @@ def test_the_columns_of_a_run_hold_its_losses_samples_and_times(sample_run):
     assert columns.num_steps == 60
     assert np.array_equal(columns.loss.values, losses, equal_nan=True)
     assert columns.trend.num_nonfinite == 1
-    assert columns.seconds == pytest.approx(0.6)
+    assert columns.seconds == pytest.approx(0.594)  # without the time of Sonde, 0.1 ms of 10 ms
     assert columns.num_samples == 0  # no batch was inspected
     assert columns.anomalies.counts == {"loss not finite": 1}
 
 
 def test_a_run_without_steps_has_empty_columns(sample_run):
     columns, _, _ = read_run(sample_run(losses=[]))
-    report = build_diagnostics_report(columns, None, ())
+    report = build_diagnostics_report(columns, None, RuleResults())
     assert (report.dynamics.num_steps, report.dynamics.learning, report.losses) == (0, "could not tell", ())
 
 

@@ -311,6 +311,43 @@ def test_snapshots_count_live_tensors_without_a_start():
     assert "only snapshots" in report.summary()
 
 
+def test_a_summary_says_how_many_snapshots_it_does_not_show():
+    profiler = MemoryProfiler()
+    large = torch.zeros(1 << 22)
+    for number in range(13):
+        profiler.snapshot(f"step {number}")
+        if number == 1:
+            del large
+    text = " ".join(profiler.report().summary().split())
+    assert "step 12:" in text
+    assert "3 earlier ones not shown here, the largest is step 0:" in text
+    assert "report.snapshots has all 13" in text
+    profiler.clear()
+    for number in range(10):
+        profiler.snapshot(f"step {number}")
+    assert "not shown" not in profiler.report().summary()
+
+
+def test_clear_discards_all_measurements_and_a_running_one_starts_again():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(8, 256)
+    profiler = MemoryProfiler(model, optimizer)
+    with profiler:
+        train(model, optimizer, x, 3)
+        profiler.snapshot("first")
+        profiler.clear()
+        assert not profiler.report().snapshots
+        train(model, optimizer, x, 2)
+    assert profiler.report().num_steps == 2
+    assert "0" in profiler.report().by_module()
+    profiler.clear()
+    with pytest.raises(SondeError, match="nothing was measured"):
+        profiler.report()
+    assert not model._forward_hooks
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
 def test_the_timeline_is_bounded_and_reaches_the_peak():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import sonde  # noqa: E402
+from sonde.capture.process_memory import rss  # noqa: E402
 from sonde.profiler.operation_report import OperationsReport  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -184,3 +186,47 @@ def test_an_error_of_the_model_reaches_the_user_and_the_model_is_restored() -> N
     with pytest.raises(RuntimeError, match="running_mean should contain 5 elements"):
         sonde.profile_operations(model, [torch.randn(3, 4), torch.randn(3, 5)], 2)
     assert everything(model) == before
+
+
+def test_memory_does_not_grow_with_the_number_of_batches(tmp_path: Path) -> None:
+    """torch.profiler alone needs more than a megabyte for each batch of this model."""
+    memory: list[int] = []
+
+    class Loader:
+        def __iter__(self) -> Iterator[Tensor]:
+            for _ in range(20):
+                memory.append(rss() or 0)
+                yield torch.randn(8, 16)
+
+    report = sonde.profile_operations(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)), Loader(), 75, output=tmp_path)
+    assert report.num_batches == 75
+    assert len(memory) == 75 + 2 + 8  # two wait, and one warms up for every ten
+    assert max(memory[30:]) - max(memory[:30]) < 10e6
+    (linear,) = [one for one in report.operations if one.name == "aten::linear"]
+    assert linear.calls == 2.0
+    assert "the trace has the first 10 of 75 batches: a longer one is slow to open and large" in report.notes
+    with gzip.open(report.trace, "rt", encoding="utf-8") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    assert len({name for name in names if name.startswith("ProfilerStep#")}) == 10
+
+
+def test_a_large_model_is_recorded_in_smaller_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sonde.profiler.profile_operations.MAX_EVENTS", 500)  # one batch of this model has more
+    batches = iter([torch.randn(2, 16) for _ in range(40)])
+    report = sonde.profile_operations(nn.Sequential(*(nn.Linear(16, 16) for _ in range(8))), batches, 13)
+    assert report.num_batches == 13
+    assert 40 - len(list(batches)) == 2 + (1 + 10) + 3 * (1 + 1)  # the first part has ten batches, each further one a single batch
+    (linear,) = [one for one in report.operations if one.name == "aten::linear"]
+    assert linear.calls == 8.0
+
+
+def test_a_loader_that_ends_is_noted_with_what_was_measured() -> None:
+    report = sonde.profile_operations(nn.Linear(4, 1), iter([torch.randn(2, 4)] * 16), 30)
+    assert report.num_batches == 16 - 2 - 1 - 1
+    assert "the loader ended after 12 of 30 batches" in report.notes
+
+
+@pytest.mark.parametrize("loader", [None, 3])
+def test_profiling_a_session_without_a_loader_is_refused_with_a_sentence(loader: Any, tmp_path: Path) -> None:
+    with sonde.watch(nn.Linear(4, 1), to=tmp_path / "run") as session, pytest.raises(sonde.SondeError, match="loader must be a DataLoader"):
+        session.profile_model_performance(loader)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+import re
+from itertools import permutations, product
+from pathlib import Path
 
 import pytest
 
 from sonde.profiler import LayerCost, ProfileReport, TimeSpread
+from sonde.profiler.profile_report import from_dict
 
 
 def around(ms: float, spread: float = 0.03) -> TimeSpread:
@@ -144,3 +150,73 @@ def test_a_slower_step_that_no_layer_explains_is_reported_by_its_phases() -> Non
         return ProfileReport(layers=layers, step=around(2 * ms), phases={"forward": around(ms), "other": around(1.0)})
 
     assert made(13.0).compare(made(10.0)).sentence == "(forward) 1.3x slower, the rest within the noise"
+
+
+# ---- on a busy machine
+
+
+@pytest.fixture(scope="module")
+def busy() -> dict[str, list[ProfileReport]]:
+    """Ten profiles each of four models, and of two of them with a layer that computes its product twice, measured while other programs used
+    both cores. The usual step took up to four times as long as the fastest one."""
+    path = Path(__file__).with_name("profiles_of_a_busy_machine.json.gz")
+    return {name: [from_dict(each) for each in profiles] for name, profiles in json.loads(gzip.decompress(path.read_bytes())).items()}
+
+
+@pytest.mark.parametrize("model", ["mlp", "wide mlp", "cnn", "transformer"])
+def test_an_unchanged_model_gets_no_verdict_on_a_busy_machine(model: str, busy: dict[str, list[ProfileReport]]) -> None:
+    pairs = list(permutations(busy[model], 2))
+    assert len(pairs) == 90
+    found = [after.compare(before) for before, after in pairs]
+    assert [(one.sentence, each.path) for one in found for each in (one.step, *one.phases, *one.layers) if each.is_change] == []
+
+
+@pytest.mark.parametrize("model", ["mlp", "wide mlp"])
+def test_a_layer_that_takes_twice_as_long_is_found_on_a_busy_machine(model: str, busy: dict[str, list[ProfileReport]]) -> None:
+    for before, after in product(busy[model], busy[f"{model}, layer 2 twice"]):
+        assert re.match(r"2 [12]\.\dx slower, (everything else unchanged|the rest within the noise)$", after.compare(before).sentence)
+        assert re.match(r"2 [12]\.\dx faster, ", before.compare(after).sentence)
+
+
+def measured(*steps_ms: float) -> TimeSpread:
+    return TimeSpread.of(steps_ms)
+
+
+def test_a_step_is_not_slower_because_other_programs_disturbed_most_of_its_repetitions() -> None:
+    before = ProfileReport(layers=(LayerCost("", "Net", latency=measured(9, 9, 9, 9, 9)),), step=measured(10, 10, 10, 10, 10))
+    after = ProfileReport(layers=(LayerCost("", "Net", latency=measured(9, 35, 36, 36, 36)),), step=measured(10, 40, 40, 40, 40))
+    slower = ProfileReport(layers=(LayerCost("", "Net", latency=measured(27, 29, 36, 36, 36)),), step=measured(30, 32, 40, 40, 40))
+    assert after.compare(before).step.verdict == "could not tell"
+    assert after.compare(before).sentence == "nothing changed beyond the noise"
+    assert slower.compare(before).sentence == "everything 3.0x slower"
+
+
+def test_a_machine_that_is_slower_as_a_whole_is_no_change_of_a_layer() -> None:
+    def made(factor: float, **other: float) -> ProfileReport:
+        times = {name: factor * ms for name, ms in {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0, "e": 6.0}.items()} | other
+        layers = tuple(LayerCost(name, "Part", latency=measured(ms, 1.01 * ms, 1.02 * ms)) for name, ms in times.items())
+        return ProfileReport(layers=layers, step=measured(20 * factor, 20.1 * factor, 20.2 * factor))
+
+    assert not made(1.3).compare(made(1.0)).changed  # all layers alike: the clock rate, or caches that are shared with other programs
+    assert [one.path for one in made(1.15, e=12.0).compare(made(1.0)).changed] == ["e"]
+    assert len(made(1.6).compare(made(1.0)).changed) == 5
+
+
+def test_with_several_threads_a_disturbed_profile_is_compared_layer_with_layer_alone() -> None:
+    """Threads wait for each other: if another program has one core, every parallel operation takes a time slice longer."""
+
+    def made(factor: float, disturbed_share: float, threads: str = "2", **other: float) -> ProfileReport:
+        times = {name: factor * ms for name, ms in {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0}.items()} | other
+        layers = tuple(LayerCost(name, "Part", latency=measured(ms, 1.01 * ms, 1.02 * ms)) for name, ms in times.items())
+        step = measured(sum(times.values()), 1.01 * sum(times.values()))
+        return ProfileReport(layers=layers, step=step, disturbed_share=disturbed_share, environment={"threads": threads})
+
+    quiet = made(1.0, 0.0)
+    found = made(300.0, 0.9).compare(quiet)
+    assert (found.sentence, found.step.verdict) == ("nothing changed beyond the noise", "could not tell")
+    assert found.notes == (
+        "other programs interrupted 90 % of the steps after: with several threads, only a layer that differs from the others can be named",
+    )
+    assert [one.path for one in made(1.5, 0.9, d=9.0).compare(quiet).changed] == ["d"]
+    assert len(made(300.0, 0.9, "1").compare(made(1.0, 0.0, "1")).changed) == 4  # one thread: hardly a layer is disturbed in every step
+    assert len(made(300.0, 0.0).compare(quiet).changed) == 4  # nothing disturbed it

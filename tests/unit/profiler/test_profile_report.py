@@ -6,7 +6,9 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sonde.errors import SondeError
@@ -108,13 +110,41 @@ def test_values_that_were_not_measured_are_nan() -> None:
     assert empty.tokens_per_s is None
 
 
-def test_a_time_spread_has_the_median_and_the_quartiles() -> None:
-    assert TimeSpread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == TimeSpread(3.0, 2.0, 4.0, 5)
-    assert TimeSpread.of([7.0]) == TimeSpread(7.0, 7.0, 7.0, 1)
+def test_a_time_spread_has_the_median_the_quartiles_and_the_percentiles() -> None:
+    assert TimeSpread.of([4.0, 1.0, 3.0, 2.0, 5.0]) == TimeSpread(3.0, 2.0, 4.0, 5, 4.8, 4.96, 1.0)
+    assert TimeSpread.of([7.0]) == TimeSpread(7.0, 7.0, 7.0, 1, 7.0, 7.0, 7.0)
     assert not TimeSpread.of([]).is_known
 
 
-def test_a_layer_is_found_by_its_path_and_an_unknown_path_raises() -> None:
+@pytest.mark.parametrize("num", [2, 3, 10, 101, 1000])
+def test_percentiles_agree_with_numpy(num: int) -> None:
+    values = np.random.default_rng(num).lognormal(size=num)
+    spread = TimeSpread.of(values.tolist())
+    found = (spread.p50_ms, spread.low_ms, spread.high_ms, spread.p95_ms, spread.p99_ms, spread.fastest_ms)
+    assert found == pytest.approx(np.quantile(values, [0.5, 0.25, 0.75, 0.95, 0.99, 0.0]))
+
+
+def test_a_layer_is_found_by_its_path_and_an_unknown_path_gets_the_nearest_one() -> None:
     assert REPORT.layer("").kind == "Net"
-    with pytest.raises(KeyError, match="nowhere"):
-        REPORT.layer("nowhere")
+    report = ProfileReport(layers=(LayerCost("", "Net"), LayerCost("encoder.attention", "Attention"), LayerCost("head", "Linear")))
+    with pytest.raises(SondeError, match=r"named 'encoder.atention'.\nNearest: encoder.attention$"):
+        report.layer("encoder.atention")
+    with pytest.raises(SondeError, match=r"There are: encoder\.attention, head"):
+        report.layer(None)  # type: ignore[arg-type]
+    with pytest.raises(SondeError, match="has no layers"):
+        ProfileReport().layer("head")
+
+
+@pytest.mark.parametrize("other", [None, "old.json", {}])
+def test_a_profile_is_compared_with_a_profile_alone(other: Any) -> None:
+    with pytest.raises(SondeError, match=r"takes another ProfileReport, not (None|a str|a dict): new.compare\(old\)"):
+        REPORT.compare(other)
+
+
+def test_a_file_of_the_first_format_is_read_without_percentiles(tmp_path: Path) -> None:
+    path = REPORT.save(tmp_path / "profile.json")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["schema"], document["step"] = 1, [10.0, 9.0, 11.0, 10]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert load(path).step[:4] == (10.0, 9.0, 11.0, 10)
+    assert math.isnan(load(path).step.p99_ms)

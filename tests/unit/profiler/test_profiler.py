@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import sys
 import threading
 from pathlib import Path
@@ -272,6 +273,8 @@ def test_misuse_of_timers_raises_an_error_with_instructions() -> None:
     with pytest.raises(SondeError, match="'load' was not started"):
         profiler.stop("load")
     profiler.start("load")
+    with pytest.raises(SondeError, match=r"the timer load still runs\.\nCall stop\('load'\) before report"):
+        profiler.report()
     with pytest.raises(SondeError, match="'load' is running already"):
         profiler.start("load")
     with pytest.raises(SondeError, match="Running in this thread: load"):
@@ -280,10 +283,55 @@ def test_misuse_of_timers_raises_an_error_with_instructions() -> None:
         profiler.start("")
 
 
+def test_a_report_of_timers_has_their_shares_and_says_how_to_get_layers() -> None:
+    profiler = Profiler()
+    with profiler.section("train"):
+        model = small()
+        with profiler.section("forward"):
+            model(torch.ones(4, 8))
+    profiler.start("save")
+    text = profiler.report().summary(width=100)
+    assert re.search(r"^train +1 +\S+ +100 % ", text, re.MULTILINE)
+    assert "profiler.profile(model, inputs)" in text
+    assert "still running and not in this report: save" in text
+    profiler.profile(small(), torch.ones(4, 8), warmup=1, repeats=1)
+    assert "profiler.profile(model, inputs)" not in profiler.report().summary(width=100)
+
+
+def test_sections_layers_and_the_step_have_latency_percentiles() -> None:
+    profiler = Profiler()
+    for _ in range(20):
+        with profiler.section("load"):
+            pass
+    for milliseconds in range(1, 101):
+        profiler.record_layer_execution("kernel", "Custom", milliseconds / 1e3)
+    profiler.profile(small(), torch.ones(4, 8), warmup=1, repeats=3)
+    report = profiler.report()
+    kernel = report.layer("kernel").latency
+    assert (kernel.p50_ms, kernel.p95_ms, kernel.p99_ms) == pytest.approx((50.5, 95.05, 99.01))
+    for spread in (report.step, report.layer("0").latency, report.sections[0].spread):
+        assert 0 < spread.fastest_ms <= spread.p50_ms <= spread.p95_ms <= spread.p99_ms
+    assert report.layer("0").latency.fastest_ms >= report.layer("0").forward.fastest_ms + report.layer("0").backward.fastest_ms
+    text = report.summary()
+    assert re.search(r"^latency +p50 ms +p95 ms +p99 ms +of$", text, re.MULTILINE)
+    assert re.search(r"^kernel +50\.5 +95\.0 +99\.0 +100 calls$", text, re.MULTILINE)
+    assert re.search(r"^step +\S+ +\S+ +\S+ +\d+ steps$", text, re.MULTILINE)
+    assert re.search(r"^section +calls +total ms +share +p50 ms +p95 ms +p99 ms$", text, re.MULTILINE)
+
+
+def test_what_limits_a_layer_recorded_by_the_user_is_not_guessed() -> None:
+    profiler = Profiler()
+    for _ in range(100):  # of 1 ms each: the number of executions does not make them tiny calls
+        profiler.record_layer_execution("encoder.0", "MyKernel", 0.001)
+    (found,) = profiler.report().bottlenecks()
+    assert found.why == "MyKernel itself takes 100 % of the recorded time"
+    assert profiler.report().recommendations() == ()
+
+
 def test_layers_recorded_by_the_user_are_in_the_report() -> None:
     profiler = Profiler()
     for seconds in (0.001, 0.003):
-        profiler.record_layer_execution("encoder.0", "MyKernel", seconds, 2 * seconds, memory=100, parameters=40)
+        profiler.record_layer_execution("encoder.0", "MyKernel", seconds, 2 * seconds, 100, 40)
     profiler.record_layer_execution("head", "Other", 0.5)
     encoder, head = profiler.report().layers
     assert (encoder.calls, encoder.forward.median_ms, encoder.backward.median_ms) == (2, 2.0, 4.0)
@@ -291,6 +339,10 @@ def test_layers_recorded_by_the_user_are_in_the_report() -> None:
     assert not head.backward.is_known
     with pytest.raises(SondeError, match="must be seconds"):
         profiler.record_layer_execution("head", "Other", -1.0)
+    with pytest.raises(SondeError, match="memory of 'head' must be a number of bytes"):
+        profiler.record_layer_execution("head", "Other", 1.0, None, "1 MB")  # type: ignore[arg-type]
+    with pytest.raises(SondeError, match="name and kind of a layer are strings"):
+        profiler.record_layer_execution(nn.Linear(1, 1), "Other", 1.0)  # type: ignore[arg-type]
     profiler.clear()
     with pytest.raises(SondeError, match="nothing was measured"):
         profiler.report()

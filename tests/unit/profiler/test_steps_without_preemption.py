@@ -35,7 +35,13 @@ def test_only_undisturbed_steps_are_used_if_there_are_enough() -> None:
 
 def test_the_least_disturbed_steps_are_used_if_all_were_disturbed() -> None:
     assert used(recordings([5, 1, 1, 2, 9, 1, 1, 1], [2] * 8).least_disturbed())[0] == [1, 2, 5, 6, 7]
-    assert used(recordings([5, 1, 1, 2, 9, 1, 1, 1], [2] * 8).least_disturbed())[1] == [*range(8)]
+    assert used(recordings([5, 1, 1, 2, 9, 1, 1, 1], [2] * 8).least_disturbed())[1] == [*range(5)]  # the shortest of equally disturbed ones
+
+
+def test_undisturbed_steps_are_completed_with_the_shortest_of_the_others() -> None:
+    found = recordings([0, 0, 1, 1, 1, 1, 1, 0], [0] * 8)
+    found.bare = [{"step": ms} for ms in (3.1, 3.2, 15.0, 3.4, 16.0, 15.0, 11.0, 3.1)]
+    assert used(found.least_disturbed())[0] == [3.1, 3.2, 3.4, 11.0, 3.1]
 
 
 def test_all_steps_are_used_if_there_are_few() -> None:
@@ -44,3 +50,9 @@ def test_all_steps_are_used_if_there_are_few() -> None:
 
 def test_undisturbed_steps_are_counted_for_the_kind_that_has_fewer() -> None:
     assert recordings([0, 0, 1], [0, 2, 2]).num_undisturbed == 1
+
+
+def test_the_share_of_disturbed_steps_is_that_of_the_used_ones() -> None:
+    assert recordings([0] * 10, [0] * 10).least_disturbed().disturbed_share == 0.0
+    assert recordings([0] * 6 + [1] * 4, [2] * 8).disturbed_share == 12 / 18
+    assert recordings([0] * 6 + [1] * 4, [2] * 8).least_disturbed().disturbed_share == 5 / 11

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from sonde.errors import SondeError
-from sonde.render.safe_write import write_new
+from sonde.render.safe_write import replace_file, write_new
 
 
 def test_a_new_file_holds_the_text(tmp_path):
@@ -15,9 +15,15 @@ def test_a_new_file_holds_the_text(tmp_path):
 
 def test_r72_an_existing_file_is_refused_and_kept(tmp_path):
     (tmp_path / "report.md").write_text("mine")
-    with pytest.raises(SondeError, match=r"exists already.*--force"):
+    with pytest.raises(SondeError, match=r"exists already.*replace=True"):
         write_new(tmp_path / "report.md", "new")
     assert (tmp_path / "report.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", [None, "", 3])
+def test_what_is_no_path_is_refused_with_an_example(path):
+    with pytest.raises(SondeError, match=r"needs a path, not .*\nPass|needs a path, not .* Pass a name"):
+        replace_file(path, "new")
 
 
 def test_an_existing_file_is_replaced_on_demand_and_nothing_else_is_left(tmp_path):

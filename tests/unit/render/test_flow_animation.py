@@ -92,6 +92,11 @@ def test_an_intensity_is_rounded_to_the_nearest_of_five_shades(intensity, shade)
     assert ascii_animation(row(intensity)).split("\n")[2] == f"a │ {shade}"
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_layer_that_is_not_finite_has_a_mark_of_its_own(bad):
+    assert ascii_animation([Frame(0, [Layer("a", bad, 1.0), Layer("b", 1.0, 1.0)])]).split("\n")[2:] == ["a │ ✗", "b │ █"]
+
+
 def test_a_name_cannot_command_the_terminal_and_wide_letters_keep_the_columns():
     rows = ascii_animation([Frame(0, [Layer("\x1b[2J", 1.0, 1.0), Layer("層", 1.0, 1.0), Layer("plain", 1.0, 1.0)])]).split("\n")
     assert "\x1b" not in "".join(rows)
@@ -128,6 +133,15 @@ def test_a_frame_fits_the_terminal_and_shows_the_worst_layers_where_not_all_fit(
     assert "more layers" in text
 
 
+def test_a_frame_in_the_terminal_has_a_title_a_heading_and_no_bar_for_nan():
+    frame = Frame(3, [Layer("encoder", 2.0), Layer("head", math.nan)])
+    lines = [line.plain for line in terminal_frame(frame, ["encoder", "head"], norm_axis([frame]), 60, 12)]
+    assert lines[0] == "Gradient flow, step 3"
+    assert lines[1] == "  layer gradient norm (linear scale)"
+    assert lines[2].startswith("encoder ████")
+    assert lines[3] == "   head ✗ NaN"
+
+
 PLAY = """
 from sonde.render.draw_gradient_flow_animation import play
 from types import SimpleNamespace as N
@@ -140,6 +154,8 @@ play([N(step=s, layers=[layer("enc", 1.0 + s), layer("\\x1b[2Jhead", float("nan"
 def test_playing_into_a_pipe_prints_the_animation_once_without_escape_sequences():
     done = subprocess.run([sys.executable, "-c", PLAY], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONUTF8": "1"})
     assert done.stdout.count("enc │ ███") == 1
+    assert done.stdout.startswith("Gradient flow: norm of each layer")
+    assert "head │ ✗✗✗" in done.stdout
     assert "\x1b" not in done.stdout
     assert not done.stderr
 

@@ -235,7 +235,63 @@ def test_from_none_to_five_hundred_distributions_there_is_a_picture(num):
     assert len(plot.data["distributions"]) == num
 
 
-@pytest.mark.parametrize("num", [40, 500])
+@pytest.mark.parametrize("num", [25, 35, 96])
+def test_each_of_35_parameters_has_a_histogram_with_its_name(num):
+    shown = words(plot := plots.histograms({name: RNG.normal(size=200) for name in BIG[:num]}, name="weights"))
+    assert set(BIG[:num]) <= set(shown)
+    assert sum(bool(axes.patches) for axes in plot.figure.axes) == num
+
+
+def test_a_histogram_of_few_values_has_few_bins():
+    plot = plots.histograms({"bias": RNG.normal(size=32), "weight": RNG.normal(size=1024)}, name="weights")
+    assert [len(each["counts"]) for each in plot.data["distributions"].values()] == [8, 64]
+
+
+def test_quantiles_are_those_of_numpy_and_of_the_tensor_inspector():
+    values = RNG.normal(size=37)
+    quantiles = plots.distribution(values).data["quantiles"]
+    assert list(quantiles.values()) == pytest.approx(np.quantile(values, [float(share) for share in quantiles]).tolist())
+    huge = plots.distribution([-1.7e308, 1.7e308]).data["quantiles"]
+    assert all(map(math.isfinite, huge.values()))
+
+
+def test_masked_elements_are_not_drawn_as_numbers():
+    masked = np.ma.masked_array([1.0, 2.0, 1e9], mask=[0, 0, 1])
+    for draw in (lambda: plots.distribution(masked), lambda: plots.histograms({"a": masked}, name="w")):
+        with pytest.raises(SondeError, match=r"1 of 3 elements are masked"):
+            draw()
+    assert plots.distribution(masked.compressed()).data["num_values"] == 2
+
+
+def test_a_square_matrix_is_drawn_as_it_is():
+    matrix = np.arange(9.0).reshape(3, 3)
+    data = plots.activation_heatmap(matrix, name="attention").data
+    assert (data["values"], data["x_label"], data["y_label"]) == (matrix.tolist(), "column", "row")
+
+
+def test_attention_of_a_batch_is_one_map_per_head():
+    weights = np.exp(RNG.normal(size=(2, 4, 6, 6)))
+    weights /= weights.sum(-1, keepdims=True)
+    plot = plots.activation_heatmap(weights, name="attention")
+    assert plot.data["maps"]["[1, 3]"] == weights[1, 3].tolist()
+    assert len(plot.data["maps"]) == 8
+    assert "[1, 3]" in words(plot)
+    assert len(plots.activation_heatmap(weights[0], name="one sample").data["maps"]) == 4
+    assert plots.activation_heatmap(RNG.normal(size=(4, 6, 6)), name="sequences").data["kind"] == "heatmap"
+    assert plots.activation_heatmap(weights, name="units", units=1).data["kind"] == "heatmap"
+    assert plots.activation_heatmap(np.ones((2, 3, 4, 5)), name="not square").data["kind"] == "heatmap"
+
+
+def test_a_map_with_nan_is_drawn_among_more_maps_than_fit():
+    maps = RNG.normal(size=(4, 32, 5, 5))
+    maps[3, 7, 2, 2] = math.nan
+    plot = plots.activation_heatmap(maps, name="features")
+    assert len(plot.data["maps"]) == 16
+    assert "[3, 7]" in plot.data["maps"]
+    assert "1 NaN in 1 of 128 maps" in words(plot)
+
+
+@pytest.mark.parametrize("num", [100, 500])
 def test_a_picture_fills_its_paper(num):
     plain = [plots.histograms({name: RNG.normal(size=9) for name in BIG[:num]}, name="weights")]
     plain.append(plots.layer_heatmap(BIG[:num], range(9), RNG.random((num, 9)), name="norms", label="norm"))

@@ -17,6 +17,7 @@ from sonde.formatting import milliseconds, si_number, whole_percent
 from sonde.profiler import ProfileReport, TimeSpread
 from sonde.render.html.profile_html import flame_boxes, profile_html
 from sonde.render.profile_tree import forest, merged
+from sonde.render.terminal.print_to_terminal import Terminal
 from sonde.render.terminal.profile_terminal import MAX_ROWS, TerminalProfile, comparison_text, profile_text
 
 EVIL = """<script>alert(1)</script>"'\x1b[31m\u202e"""
@@ -48,6 +49,19 @@ def test_no_line_is_wider_than_the_terminal(width):
 def test_a_row_says_forward_backward_self_and_share():
     text = profile_text(sample_profile(1), width=80)
     assert re.search(r"attention MultiheadAt\S* +1\.00 +2\.00 +3\.00 +\d+ %", row(text, "attention"))
+
+
+@pytest.mark.parametrize(("width", "columns"), [(80, 0), (90, 1), (120, 3), (200, 5)])
+def test_the_memory_of_layers_is_shown_at_every_width_and_more_columns_where_there_is_room(width, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    report = sample_profile(2)
+    text = str(report)  # as print() shows it
+    head = next(line for line in text.split("\n") if line.startswith("layer ")).split()
+    assert "memory" in head
+    assert " 2 kB" in row(text, "attention")
+    assert sum(name in head for name in ("of", "±", "FLOP", "calls", "source")) >= columns
+    assert profile_text(report, width=width) == text
+    assert max(map(len, text.split("\n"))) <= width
 
 
 def test_equal_blocks_are_one_row_with_their_sum():
@@ -110,7 +124,7 @@ def test_a_step_that_is_not_a_number_is_drawn():
 
 def test_where_only_ascii_can_be_printed_only_ascii_is():
     paper = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
-    console = Console(file=paper, width=80, highlight=False, markup=False)
+    console = Console(file=paper, width=100, highlight=False, markup=False)
     console.print(TerminalProfile(sample_profile(6)))
     paper.seek(0)
     rows = tree(paper.read())
@@ -135,7 +149,7 @@ def test_a_name_cannot_command_the_terminal():
 
 def test_sections_stand_under_the_section_around_them():
     text = profile_text(sample_profile(1), width=80)
-    assert re.search(r"^tokenise +10 +12\.0 +1\.20\n  pad +10 +4\.00 +0\.40$", text, re.MULTILINE)
+    assert re.search(r"^tokenise +10 +12\.0 +100 % +1\.20 .*\n  pad +10 +4\.00 +33 % +0\.40 .*$", text, re.MULTILINE)
 
 
 def test_what_is_in_no_layer_is_named_and_the_sum_is_said():
@@ -244,3 +258,16 @@ def test_large_numbers_get_a_letter():
 
 def test_a_small_share_is_not_nothing():
     assert [whole_percent(share) for share in (0.0, 0.001, 0.34, math.nan)] == ["0 %", "<1 %", "34 %", "–"]
+
+
+@pytest.mark.parametrize(("widest", "width"), [(100, 100), (10_000, 160)])
+def test_a_profile_may_be_wider_than_other_output_of_commands(widest, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    paper = io.StringIO()
+    terminal = Terminal(paper, widest=widest)
+    assert terminal.width == width
+    terminal.print(TerminalProfile(replace(sample_profile(4), notes=("word " * 60,))))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", paper.getvalue()).split("\n")
+    assert ("source" in next(line for line in lines if "forward backward" in line)) == (width == 160)
+    assert max(len(line) for line in lines if "word" in line) <= 100  # text is no wider: long lines are hard to follow

@@ -45,6 +45,30 @@ def test_memory_that_grows_to_the_end_with_a_holder_is_found():
     assert finding.evidence["full_after_steps"] == pytest.approx((1024 - 345) * 8, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"memory_threshold_mb": 310.0}, "memory_threshold_mb=310 allows (310 MiB)"),
+        ({"memory_threshold_share": 0.5}, "memory_threshold_share=0.5 allows (310 MiB)"),
+        ({"memory_threshold_mb": 900.0, "memory_threshold_share": 0.5}, "memory_threshold_share=0.5"),  # the lower one counts
+    ],
+)
+def test_memory_above_a_threshold_of_the_user_is_found_at_its_first_step(settings, said):
+    events = [Event("start", 0, settings), Event("memory_limit", 0, {"num_bytes": 620 << 20, "by": "this machine"})]
+    finding, *others = answer(memory_growth, growing(), events)
+    assert (finding.severity, finding.step) == (Severity.WARNING, 8 * 11)
+    assert said in finding.cause
+    assert finding.evidence["most"] == "359 MiB"
+    assert len(others) == 1  # it grows, too
+    (finding,) = answer(memory_growth, [305.0, 311.0, 306.0], events)  # too few for a trend
+    assert finding.step == 8
+
+
+def test_memory_below_a_threshold_of_the_user_is_clear():
+    events = [Event("start", 0, {"memory_threshold_mb": 400.0, "memory_threshold_share": 0.1})]  # the limit is not known
+    assert isinstance(answer(memory_growth, [300.0] * 60, events), Clear)
+
+
 def test_memory_that_grows_without_a_pile_of_tensors_is_only_mentioned():
     (finding,) = answer(memory_growth, growing(), [Event("leaks", 20, {"leaks": []})])
     assert finding.severity is Severity.INFO

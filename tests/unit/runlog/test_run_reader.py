@@ -10,6 +10,7 @@ import pytest
 
 from sonde.errors import NoRunError, SondeError
 from sonde.events import STATISTICS, Event, Site
+from sonde.report import diagnose
 from sonde.runlog import log_file_reader as segments
 from sonde.runlog import record_format as f
 from sonde.runlog.run_reader import Run
@@ -73,11 +74,48 @@ def test_one_number_over_time(tmp_path):
     assert values.dtype == np.float64
 
 
-@pytest.mark.parametrize("question", [("update", "fc.bias", "l2"), ("gradient", "no", "l2"), ("gradient", "fc.bias", "no")])
+@pytest.mark.parametrize("question", [("update", "fc.bias", "l2"), ("log", "loss", "value"), ("activation", "fc", "l2")])
 def test_a_number_that_was_not_measured_is_an_empty_series(tmp_path, question):
     write_steps(tmp_path, range(3))
     steps, values = Run(tmp_path).series(*question)
     assert (len(steps), len(values)) == (0, 0)
+
+
+def test_a_scalar_that_was_not_measured_is_an_empty_series(tmp_path):
+    write_steps(tmp_path, range(3))
+    assert [len(Run(tmp_path).scalar(name)[0]) for name in ("lr", "rss_mb")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("question", "nearest"),
+    [
+        (("gradients", "fc.bias", "l2"), "Nearest: gradient"),
+        (("gradient", "fc.wieght", "l2"), "no parameter 'fc.wieght'. Nearest: fc.weight"),
+        (("gradient", "fc", "l2"), "Nearest: fc.weight, fc.bias"),
+        (("update", "fc.bias", "norm"), "There are: num, mean"),
+        (("gradient", "fc.bias", "mea"), "Nearest: mean"),
+        (("gradient", "fc.bias", "l2", 3), "no rank 3; it has 0"),
+    ],
+)
+def test_a_name_that_the_run_does_not_know_is_an_error_with_the_nearest_ones(tmp_path, question, nearest):
+    write_steps(tmp_path, range(3))
+    with pytest.raises(SondeError, match=nearest):
+        Run(tmp_path).series(*question)
+
+
+def test_a_misspelled_scalar_is_an_error_with_the_nearest_ones(tmp_path):
+    write_steps(tmp_path, range(3))
+    with pytest.raises(SondeError, match=r"no scalar 'los'\. Nearest: loss"):
+        Run(tmp_path).scalar("los")
+    with pytest.raises(SondeError, match="There are: loss, grad_norm"):
+        Run(tmp_path).scalar("xyzzy")
+
+
+def test_a_run_is_read_from_a_path_and_nothing_else():
+    with pytest.raises(NoRunError, match=r"not from NoneType. A session has no run before its start\(\)"):
+        Run(None)
+    with pytest.raises(NoRunError, match=r'Pass the directory of the run, as in sonde.Run\("runs/base"\)'):
+        diagnose(3)
 
 
 def test_models_calls_and_items_are_told_apart(tmp_path):

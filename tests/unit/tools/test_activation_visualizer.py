@@ -271,3 +271,30 @@ def test_an_output_that_cannot_be_read_disables_only_its_hook(caplog):
 def test_a_wrong_argument_raises_a_clear_error(wrong, message):
     with pytest.raises(SondeError, match=message):
         wrong(ActivationVisualizer())
+
+
+def test_a_layer_without_a_hook_is_told_from_a_name_that_does_not_exist():
+    model, visualizer = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ActivationVisualizer()
+    visualizer.register_forward_hook(model, "0")
+    model(torch.ones(2, 4))
+    with pytest.raises(SondeError, match=r'1 is a layer of the model, but .* it had no hook(.|\n)*register_forward_hook\(model, "1"\)'):
+        visualizer.get_activations("1")
+    with pytest.raises(SondeError, match="no layer is named 'head'"):
+        visualizer.get_activations("head")
+
+
+def test_the_statistics_of_a_layer_print_as_a_short_text():
+    model, visualizer = nn.Sequential(nn.Linear(4, 8)), ActivationVisualizer()
+    visualizer.register_forward_hook(model, "0")
+    model(torch.ones(2, 4))
+    lines = str(visualizer.statistics("0")).splitlines()
+    assert lines[0] == "float32 [2, 8] on cpu, 64 bytes"
+    assert lines[1].startswith("mean ± std   ")
+    assert len(lines) < 12
+    assert max(map(len, lines)) < 120
+
+
+@pytest.mark.parametrize("method", ["plot_heatmap", "plot_distribution"])
+def test_none_is_no_path(method):
+    with pytest.raises(SondeError, match="needs a path, not None"):
+        getattr(ActivationVisualizer(), method)(torch.ones(2, 3), None)

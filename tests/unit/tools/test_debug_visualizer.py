@@ -77,7 +77,7 @@ def test_every_format_is_written_under_its_suffix(tmp_path, format):
 def test_tensors_of_every_kind_are_plotted_with_their_values(visualizer, tensor):
     data = read(visualizer.plot_tensor_distribution("t", tensor))
     assert data["num_values"] == 2
-    assert [data["quantiles"]["0.05"], data["quantiles"]["0.95"]] == [1.0, 1.0]
+    assert [data["quantiles"]["0.05"], data["quantiles"]["0.95"]] == pytest.approx([1.05, 1.95])
     assert data["edges"][-1] == pytest.approx(2.5 if tensor.dtype is torch.uint16 else 2.0)
 
 
@@ -242,3 +242,34 @@ def test_a_sonde_error_from_a_plugin_reaches_the_user(visualizer, plugins):
 def test_an_unknown_kind_is_answered_with_the_nearest(visualizer, plugins):
     with pytest.raises(SondeError, match="Nearest: ring"):
         visualizer.plot("rings", "x")
+
+
+def test_a_directory_is_enough_to_configure_it(tmp_path):
+    path = DebugVisualizer(str(tmp_path / "plots")).plot_tensor_distribution("a", [1.0, 2.0])
+    assert path.parent == tmp_path / "plots"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: DebugVisualizer(3), "VisualizationConfig or a directory, not a int"),
+        (lambda: VisualizationConfig(output_directory=None), "output_directory=None: must be a path"),
+        (lambda: VisualizationConfig(output_directory=""), "must be a path"),
+        (lambda: DebugVisualizer().plot_tensor_distribution(None, [1.0]), "A plot needs a name"),
+        (lambda: DebugVisualizer().plot_gradient_flow(3, [1], [1.0]), "A plot needs a name"),
+        (lambda: DebugVisualizer().plot("distribution", "", values=[1.0]), "A plot needs a name"),
+    ],
+)
+def test_a_wrong_argument_is_answered_with_a_sentence(wrong, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SondeError, match=message):
+        wrong()
+    assert not list(tmp_path.iterdir())
+
+
+def test_clear_forgets_the_plots_and_leaves_the_files(tmp_path):
+    visualizer = DebugVisualizer(tmp_path)
+    path = visualizer.plot_tensor_distribution("a", [1.0, 2.0])
+    visualizer.clear()
+    assert visualizer.get_plot_names() == []
+    assert path.exists()

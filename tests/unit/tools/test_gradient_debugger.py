@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from sonde import GradientAnalyzer, GradientDebugger, GradientHealth, SondeError  # noqa: E402
 from sonde.tools.gradients.gradient_flow_analysis import (  # noqa: E402
     GradientFrame,
-    LayerGradient,
+    LayerGradientInfo,
     clipping_advice,
 )
 from sonde.tools.gradients.gradient_noise_scale import NormPair, estimate_noise_scale  # noqa: E402
@@ -63,6 +63,21 @@ class Transformer(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(self.embedding(x) + self.place)).flatten(0, 1)
+
+
+class Attention(nn.Module):
+    """One head with separate layers for queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(40, 32)
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+        self.head = nn.Linear(32, 40)
+
+    def forward(self, x):
+        x = self.embedding(x)
+        weights = (self.query(x) @ self.key(x).transpose(1, 2) / 32**0.5).softmax(-1)
+        return self.head(x + self.out(weights @ self.value(x))).flatten(0, 1)
 
 
 class Recurrent(nn.Module):
@@ -216,6 +231,258 @@ def test_one_noisy_step_is_no_verdict():
         for layer in "abcde":
             debugger.record_gradient_flow(layer, [1e5 if layer == "a" and step == 5 else 1.0])
     assert debugger.analyze().overall_health is GradientHealth.HEALTHY
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_healthy_transformer_is_healthy_also_parameter_by_parameter(by_hand):
+    """The bias of attention keys has no effect before a softmax: its gradient consists of rounding errors."""
+    model, debugger = Attention(), GradientDebugger()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(8):
+        optimizer.zero_grad()
+        x, y = tokens()
+        cross_entropy(model(x), y).backward()
+        for name, parameter in model.named_parameters() if by_hand else ():
+            debugger.record_gradient_flow(name, parameter.grad)
+        if not by_hand:
+            debugger.record_model(model)
+        optimizer.step()
+    report = debugger.analyze()
+    assert {name: layer.why for name, layer in report.layers.items() if layer.verdict != "healthy"} == {}
+    assert report.overall_health is GradientHealth.HEALTHY
+    if by_hand:
+        assert report.layers["key.bias"].norms[-1] < 1e-5 * report.layers["key.weight"].norms[-1]
+        assert "key.weight gets a gradient" in report.layers["key.bias"].why
+
+
+@pytest.mark.parametrize(("make", "data"), [(Residual, images), (lambda: mlp(nn.Tanh), vectors), (lambda: Recurrent(1.0), sequences)])
+def test_other_healthy_models_are_healthy_parameter_by_parameter(make, data):
+    model, debugger = make(), GradientDebugger()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(8):
+        optimizer.zero_grad()
+        x, y = data()
+        cross_entropy(model(x), y).backward()
+        for name, parameter in model.named_parameters():
+            debugger.record_gradient_flow(name, parameter.grad)
+        optimizer.step()
+    assert debugger.analyze().overall_health is GradientHealth.HEALTHY
+
+
+def test_the_bias_of_a_layer_that_vanishes_vanishes_too():
+    model, debugger = mlp(nn.Sigmoid), GradientDebugger()
+    for _ in range(3):
+        model.zero_grad()
+        x, y = vectors()
+        cross_entropy(model(x), y).backward()
+        for name, parameter in model.named_parameters():
+            debugger.record_gradient_flow(name, parameter.grad)
+    assert {"0.weight", "0.bias"} <= set(debugger.analyze().vanishing_layers())
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+@pytest.mark.parametrize("name_of", [str, lambda name: name.rpartition(".")[0]], ids=["parameters", "layers"])
+@pytest.mark.parametrize("after_step", [True, False])
+def test_records_by_hand_and_by_hooks_of_the_same_parameter_are_one(with_optimizer, name_of, after_step):
+    model, debugger = mlp(nn.ReLU, depth=3), GradientDebugger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    debugger.register_hooks(model, optimizer if with_optimizer else None)
+    for _ in range(20):
+        optimizer.zero_grad()
+        x, y = vectors()
+        cross_entropy(model(x), y).backward()
+        if after_step:
+            optimizer.step()
+        for name, parameter in model.named_parameters():
+            debugger.record_gradient_flow(name_of(name), parameter.grad)
+        if not after_step:
+            optimizer.step()
+    report = debugger.analyze()
+    assert report.num_steps == 20
+    assert list(report.layers) == ["0", "2", "4", "6"]
+    assert report.overall_health is GradientHealth.HEALTHY
+
+
+def test_record_model_beside_hooks_counts_each_step_once():
+    model = mlp(nn.Tanh, depth=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    debugger = GradientDebugger().register_hooks(model, optimizer)
+    for _ in range(5):
+        optimizer.zero_grad()
+        x, y = vectors()
+        cross_entropy(model(x), y).backward()
+        debugger.record_model(model)
+        optimizer.step()
+    assert debugger.analyze().num_steps == 5
+
+
+@pytest.mark.parametrize("base", [1e-4, 0.1, 10.0])
+def test_four_leaps_of_ten_thousand_times_are_an_explosion_at_any_scale(base):
+    random, debugger = np.random.default_rng(0), GradientDebugger()
+    for step in range(40):
+        for layer in "abcd":
+            debugger.record_gradient_flow(layer, base * random.standard_normal(10) * (1e4 if step in (8, 16, 24, 32) else 1))
+    report = debugger.analyze()
+    assert report.exploding_layers() == ["a", "b", "c", "d"]
+    assert "in 4 of 40 steps, first in step 8" in report.layers["a"].why
+    assert report.overall_health is GradientHealth.PROBLEMS_DETECTED
+    assert report.clipping.needed
+
+
+def test_ten_steps_with_ten_times_the_usual_norm_are_not_called_healthy_beside_the_advice_to_clip():
+    debugger = GradientDebugger()
+    for step in range(100):
+        debugger.record_gradient_flow("a", [15.0 if step % 10 == 9 else 1.0])
+    report = debugger.analyze()
+    assert report.clipping.needed
+    assert report.overall_health is GradientHealth.MINOR_ISSUES
+
+
+def test_a_layer_of_rounding_errors_that_leaps_does_not_explode():
+    debugger = GradientDebugger()
+    for step in range(40):
+        debugger.record_gradient_flow("main", [1.0])
+        debugger.record_gradient_flow("rarely_used", [1e-4 if step % 8 == 7 else 1e-9])
+    assert debugger.analyze().exploding_layers() == []
+
+
+@pytest.mark.parametrize("by_hooks", [True, False])
+def test_all_layers_at_norms_of_ten_thousand_explode(by_hooks):
+    model, debugger = nn.Sequential(*(part for _ in range(7) for part in (nn.Linear(256, 256), nn.Tanh()))), GradientDebugger()
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if by_hooks:
+        debugger.register_hooks(model)
+    for _ in range(5):
+        model.zero_grad()
+        if by_hooks:
+            sum((p * torch.randn_like(p)).sum() * 1e4 / p.numel() ** 0.5 for p in model.parameters() if p.ndim == 2).backward()
+        for name in () if by_hooks else names:
+            debugger.record_gradient_flow(name, torch.randn(256, 256) * 1e4 / 256)
+        debugger.step()
+    report = debugger.analyze()
+    assert report.exploding_layers() == names
+    assert report.overall_health is GradientHealth.CRITICAL
+    assert any("use the mean" in line for line in report.recommendations)
+
+
+def test_gradients_that_start_large_and_become_usual_do_not_explode():
+    """A regression on large targets: the gradient falls with the error."""
+    debugger = GradientDebugger()
+    for step in range(60):
+        for layer in "abcd":
+            debugger.record_gradient_flow(layer, [1e5 * 0.4**step + 0.1])
+    assert debugger.analyze().exploding_layers() == []
+
+
+def test_a_loss_scale_does_not_make_gradients_explode():
+    model = Transformer()
+    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu")
+    with GradientDebugger().register_hooks(model, optimizer) as debugger:
+        for _ in range(4):
+            optimizer.zero_grad()
+            x, y = tokens()
+            scaler.scale(cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert debugger.analyze().exploding_layers() == []
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_layer_with_12_of_16_dead_units_names_them(by_hand):
+    model, debugger = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), GradientDebugger()
+    with torch.no_grad():
+        model[0].bias[:12] = -100.0
+    if not by_hand:
+        debugger.register_hooks(model)
+    for _ in range(12):
+        model.zero_grad()
+        x, y = vectors()
+        cross_entropy(model(x), y).backward()
+        if by_hand:
+            debugger.record_gradient_flow("0", model[0].weight.grad)
+        debugger.step()
+    report = debugger.analyze()
+    assert report.inactive_units() == {"0": tuple(range(12))}
+    assert report.layers["0"].verdict == "inactive"
+    assert "12 of 16 units had no gradient in the last 12 steps: 0, 1, 2" in str(report)
+    assert report.overall_health is GradientHealth.MINOR_ISSUES
+    assert "dead ReLUs" in report.recommendations[0]
+
+
+def test_units_that_become_active_again_are_not_inactive():
+    debugger = GradientDebugger()
+    for step in range(30):
+        gradient = np.ones((8, 4))
+        gradient[:6] *= step > 20
+        debugger.record_gradient_flow("a", gradient)
+    assert debugger.analyze().inactive_units() == {}
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_rows_of_an_embedding_that_no_token_uses_are_not_inactive_units(by_hand):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(1000, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.head(self.embedding(x))
+
+    model, debugger = Model(), GradientDebugger()
+    for _ in range(15):
+        model.zero_grad()
+        cross_entropy(model(torch.randint(1000, (20,))), torch.randint(4, (20,))).backward()
+        if by_hand:
+            debugger.record_gradient_flow("embedding", model.embedding.weight.grad)
+        else:
+            debugger.record_model(model)
+    report = debugger.analyze()
+    assert report.inactive_units() == {}
+    assert report.overall_health is GradientHealth.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.ones(3, 2, dtype=torch.float8_e5m2), torch.eye(3).to_sparse(), torch.eye(3, dtype=torch.complex64), [[1, 0], [0, 0]],
+        np.zeros((0, 3)),
+    ],
+    ids=["float8", "sparse", "complex", "list", "empty"],
+)  # fmt: skip
+def test_gradients_whose_rows_cannot_be_read_are_recorded_all_the_same(gradient):
+    debugger = GradientDebugger()
+    for _ in range(4):
+        debugger.record_gradient_flow("a", gradient)
+    report = debugger.analyze()
+    assert report.num_steps == 4
+    assert report.inactive_units() == {}
+
+
+def test_nan_in_a_gradient_gets_no_advice_to_clip():
+    debugger = GradientDebugger()
+    for step in range(20):
+        for layer in "ab":
+            debugger.record_gradient_flow(layer, [math.nan if step > 15 and layer == "a" else 1.0])
+    report = debugger.analyze()
+    assert report.exploding_layers() == ["a"]
+    assert report.clipping.max_norm is None
+    assert report.recommendations[0].startswith("NaN or Inf in the gradients of a: clipping does not remove them.")
+    assert "clip_grad_norm_" not in "".join(report.recommendations)
+
+
+def test_clear_drops_the_recorded_steps_and_leaves_the_hooks():
+    model = mlp(nn.Tanh, depth=2)
+    with GradientDebugger() as debugger:
+        train(model, vectors, debugger=debugger)  # removes its hooks
+        debugger.record_gradient_flow("extra", [1.0])
+        debugger.register_hooks(model)
+        debugger.clear()
+        assert debugger.analyze().overall_health is None
+        x, y = vectors()
+        cross_entropy(model(x), y).backward()
+        report = debugger.analyze()
+    assert (report.num_steps, list(report.layers), report.frames[0].step) == (1, ["0", "2", "4"], 0)
 
 
 # ---- statistics
@@ -424,9 +691,8 @@ def test_a_compiled_model_is_recorded_under_its_own_names():
 
 
 def frames(*norms: float) -> list[GradientFrame]:
-    return [
-        GradientFrame(step, (LayerGradient("a", norm, norm, norm, False, not math.isfinite(norm), 1.0),)) for step, norm in enumerate(norms)
-    ]
+    layers = [LayerGradientInfo("a", norm, norm, norm, False, not math.isfinite(norm), 1.0) for norm in norms]
+    return [GradientFrame(step, (layer,)) for step, layer in enumerate(layers)]
 
 
 def test_no_clipping_is_needed_where_no_norm_stands_out():
@@ -449,9 +715,12 @@ def test_spikes_are_clipped_at_the_upper_end_of_the_usual_norms():
     assert "2 of 50 steps" in advice.reason
 
 
-def test_a_nonfinite_step_needs_clipping_at_the_norm_of_the_others():
-    advice = clipping_advice(frames(*[2.0] * 20, math.nan))
-    assert (advice.needed, advice.max_norm) == (True, 2.0)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_nonfinite_step_is_no_reason_to_clip(bad):
+    advice = clipping_advice(frames(*[2.0] * 20, bad))
+    assert (advice.needed, advice.max_norm) == (False, None)
+    assert "1 step with NaN or Inf not counted: clipping does not remove them" in advice.reason
+    assert clipping_advice(frames(bad, bad)).max_norm is None
 
 
 def test_a_few_steps_do_not_decide_whether_to_clip():
@@ -564,6 +833,8 @@ def test_the_plot_is_written(tmp_path):
         (lambda: GradientDebugger(micro_batch_size=0), "micro_batch_size"),
         (lambda: GradientDebugger().register_hooks([1, 2]), "torch.nn.Module"),
         (lambda: GradientDebugger().register_hooks(nn.ReLU()), "nothing to record"),
+        (lambda: GradientDebugger().register_hooks(nn.Linear(2, 2), "opt"), r"torch.optim.Optimizer, not 'opt'"),
+        (lambda: GradientDebugger().record_model([1]), "record_model takes a torch.nn.Module"),
         (lambda: GradientDebugger().record_gradient_flow(3, [1.0]), "layer name is a string"),
         (lambda: GradientDebugger().record_gradient_flow("a", "b"), "'a'"),
         (lambda: GradientDebugger().record_norm_at(0, 1.0), "batch_size"),

@@ -224,6 +224,12 @@ def test_bfloat16_and_integer_gradients_are_measured():
         (lambda: recorded({"a": [1.0]}).play(0), "fps"),
         (lambda: recorded({"a": [1.0]}).export_gif("x.gif", fps=-3), "fps"),
         (lambda: GradientFlowAnimator().export_gif("x.gif"), "nothing to animate"),
+        (lambda: recorded({"a": [1.0]}).export_gif("x.png"), r"must end in \.gif"),
+        (lambda: recorded({"a": [1.0]}).export_gif(None), "needs a path, not None"),
+        (lambda: recorded({"a": [1.0]}).export_json(None), "needs a path, not None"),
+        (lambda: recorded({"a": [1.0]}).export_csv(None), "needs a path, not None"),
+        (lambda: GradientFlowAnimator(exploding_threshold=-1), r"For instance exploding_threshold=1000\."),
+        (lambda: GradientFlowAnimator(vanishing_threshold=-1), r"For instance vanishing_threshold=1e-07\."),
     ],
 )
 def test_a_wrong_argument_raises_an_error_that_names_it(wrong, message, tmp_path, monkeypatch):
@@ -313,6 +319,52 @@ def test_the_last_recommendation_is_for_the_class(counts, words):
         assert len(frames_with(*counts).summary_report().recommendations) == 1
 
 
+# ---- printed
+
+
+def test_frames_layers_and_summaries_print_as_short_aligned_texts():
+    animator = recorded({"encoder.weight": [3.0, -4.0], "head": [NAN], "low": [1e-9], "high": [2e3]})
+    frame = animator.frames[0]
+    assert str(frame).splitlines() == [
+        "step 0: 4 layers, total norm NaN",
+        "layer            norm   mean  largest",
+        "encoder.weight      5    3.5        4",
+        "head              NaN    NaN      NaN  not finite",
+        "high             2000   2000     2000  exploding",
+        "low             1e-09  1e-09    1e-09  vanishing",
+    ]
+    assert str(frame.layers[0]) == "encoder.weight: norm 5, mean 3.5, largest 4"
+    assert str(frame.layers[1]) == "head: norm NaN, mean NaN, largest NaN (not finite)"
+    lines = str(animator.summary_report()).splitlines()
+    assert lines[:3] == ["gradient flow: critical, 1 step", "vanishing: low", "exploding: head, high"]
+    assert all(line.startswith("- ") for line in lines[3:])
+    assert lines[-1].startswith("- Critical")
+    assert str(GradientFlowAnimator().summary_report()).startswith("gradient flow: nothing recorded")
+
+
+def test_the_records_are_public_under_their_names():
+    import sonde
+
+    animator = recorded({"a": [1.0]})
+    assert isinstance(animator.frames[0], sonde.GradientFrame)
+    assert isinstance(animator.frames[0].layers[0], sonde.LayerGradientInfo)
+    assert isinstance(animator.summary_report(), sonde.GradientFlowSummary)
+    assert isinstance(animator.summary_report().overall_health, sonde.GradientHealth)
+
+
+def test_a_nan_gradient_is_named_without_advice_to_clip():
+    lines = recorded({"a": [NAN], "b": [1.0]}).summary_report().recommendations
+    assert lines[0].startswith("NaN or Inf in the gradients of a: clipping does not remove them.")
+    assert "clip_grad_norm_" not in "".join(lines)
+
+
+def test_clear_drops_the_frames():
+    animator = recorded({"a": [1.0]})
+    animator.clear()
+    assert animator.frames == ()
+    assert animator.summary_report().total_steps == 0
+
+
 # ---- export
 
 
@@ -326,7 +378,7 @@ def test_csv_has_the_documented_header_and_numbers_with_8_decimals(tmp_path):
 
 
 def test_csv_is_read_back_with_strange_names_and_nonfinite_numbers(tmp_path):
-    names = ['a,b"c\nd', "=1+1", "ü"]
+    names = ['a,b"c\nd', "head", "ü"]
     path = recorded({names[0]: [NAN], names[1]: [INF], names[2]: [2.0]}).export_csv(tmp_path / "flow.csv")
     with open(path, newline="", encoding="utf-8") as file:
         rows = {row["layer"]: row for row in csv.DictReader(file)}
@@ -334,6 +386,13 @@ def test_csv_is_read_back_with_strange_names_and_nonfinite_numbers(tmp_path):
     assert math.isnan(float(rows[names[0]]["grad_norm"]))
     assert float(rows[names[1]]["max_abs_grad"]) == INF
     assert rows[names[0]]["is_exploding"] == rows[names[1]]["is_exploding"] == "1"
+
+
+@pytest.mark.parametrize("name", ["=1+1", '=HYPERLINK("http://x","y")', "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_a_name_that_a_spreadsheet_would_run_as_a_formula_gets_an_apostrophe(tmp_path, name):
+    path = recorded({name: [1.0]}).export_csv(tmp_path / "flow.csv")
+    with open(path, newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file))[1][1] == f"'{name}"
 
 
 def test_csv_of_nothing_is_the_header(tmp_path):
@@ -347,10 +406,10 @@ def strict_json(text: str):
     return json.loads(text, parse_constant=refuse)
 
 
-def test_json_is_strict_and_contains_every_value(tmp_path):
+def test_json_is_the_list_of_frames_and_strict(tmp_path):
     animator = recorded({"a": [3.0, -4.0], "b": [NAN]}, {"a": [-INF]})
     document = strict_json(animator.export_json(tmp_path / "deep" / "flow.json").read_text())
-    first, second = document["frames"]
+    first, second = document
     assert (first["step"], second["step"]) == (0, 1)
     a, b = first["layers"]
     assert a == {

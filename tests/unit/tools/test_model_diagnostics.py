@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -190,6 +192,21 @@ def test_metrics_accept_tensors_and_the_plot_is_written(tmp_path):
     assert report.plot(tmp_path / "d.png").data["losses"]["series"]["training"]["values"][50] != report.losses[49][1]
     assert (tmp_path / "d.png").stat().st_size > 10_000
     assert report.architecture.trainable_share == 0.5
+
+
+def test_the_score_is_an_attribute_steps_may_have_a_time_and_clear_forgets_them():
+    tool = ModelDiagnostics()
+    assert tool.health_score is None
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    tool.record_architecture(ModelArchitectureInfo(total_parameters=1))
+    for step in range(40):
+        tool.record_performance(ModelPerformanceMetrics(training_step=step, loss=2.0 * 0.9**step, timestamp=now if step else 1.7e9))
+    assert tool.health_score == tool.analyze().health_score > 85
+    assert tool.num_recorded == 40
+    with pytest.raises(SondeError, match="timestamp must be one number"):
+        ModelPerformanceMetrics(training_step=0, loss=1.0, timestamp="noon")
+    tool.clear()
+    assert (tool.num_recorded, tool.health_score, tool.analyze().architecture) == (0, None, None)
 
 
 PAIRS = ["lr_divergence/autoencoder.py", "missing_optimizer_step/cnn.py"]

@@ -507,6 +507,25 @@ def test_the_picture_has_four_panels_with_every_number_in_it(tmp_path):
     assert tool.create_debug_plots() == tmp_path / "debug_analysis.png"
 
 
+def test_clear_discards_the_recorded_operations_and_keeps_the_training_log(tmp_path, capsys):
+    manager = PyTorchDebugManager(DebugConfig(output_dir=str(tmp_path)))
+    manager.setup_training_logging("net")
+    model = model_examples.mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batch()
+    manager.debug_training_step(model, optimizer, F.mse_loss, x * math.nan, y)
+    manager.clear()
+    assert (manager.debug_history, manager.memory_history, manager.performance_history, manager.gradient_history) == ([], [], [], [])
+    report = manager.create_debug_report()
+    assert report.is_empty
+    assert report["summary"]["anomalies_detected"] == 0
+    assert report["details"]["gradients"] == {}
+    manager.debug_training_step(model_examples.mlp(), sgd(), F.mse_loss, x, y)
+    assert [info.number for info in manager.debug_history] == [0] * 5
+    manager.close()
+    assert (tmp_path / "net.log").read_text(encoding="utf-8").count("loss=") == 2
+
+
 def test_with_nothing_recorded_an_existing_picture_is_not_replaced(tmp_path):
     path = trained(tmp_path, 3).create_debug_plots()
     before = path.read_bytes()
@@ -616,6 +635,20 @@ def test_a_nan_in_input_or_output_of_a_forward_is_an_anomaly_with_its_cause(plac
     assert f"the {place} is not finite" in tool.debug_history[-1].notes
     assert "cause: " in caplog.text
     assert any("cause: " in note for note in tool.create_debug_report()["details"]["notes"])
+
+
+def test_a_nan_gradient_of_a_finite_loss_is_an_anomaly_and_the_report_says_where_its_cause_is_searched(tmp_path, caplog):
+    tool, model = debugger(tmp_path), nn.Linear(6, 1)
+    for _ in range(2):
+        output = tool.debug_forward_pass(model, batch()[0])
+        loss = torch.sqrt((output - output.detach()) ** 2).mean()  # 0, and the derivative of the root is infinite there
+        assert math.isnan(tool.debug_backward_pass(loss, model))
+    first, second = (info for info in tool.debug_history if info.operation == "backward_pass")
+    assert first.anomaly_detected
+    assert first.notes[0] == "the gradient of weight is not finite"
+    assert "sonde.find_origin(model)" in first.notes[1]
+    assert "sonde.find_origin(model)" in caplog.text
+    assert second.notes == ["the gradient of weight is not finite"]
 
 
 def test_a_gradient_norm_of_zero_is_an_anomaly(tmp_path):

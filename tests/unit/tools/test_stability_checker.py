@@ -241,6 +241,35 @@ def test_without_a_checked_tensor_safety_raises_a_clear_error(checker):
         checker.would_be_safe("fp16")
 
 
+def test_a_checked_tensor_prints_its_statistics_margins_and_issues(checker):
+    lines = str(checker.check_tensor(torch.tensor([1.0, math.nan, 3.0]), "encoder")).splitlines()
+    assert lines == [
+        "tensor of encoder: 3 numbers: mean 2, std 1, 1 to 3, L2 norm 3.16, 0.0 % zeros, 1 NaN, 0 Inf",
+        "margins in powers of two:",
+        "          overflow  underflow",
+        "fp32        +126.4       +149  in use",
+        "fp16         +14.4        +24",
+        "bf16        +126.4       +133",
+        "fp8_e4m3      +7.2         +9",
+        "fp8_e5m2     +14.2        +16",
+        "The tensor of encoder holds 1 NaN among 3 numbers.",
+    ]
+    assert "none" in str(checker.check_tensor([math.nan]))
+    assert "meta" in str(checker.check_tensor(torch.empty(2, device="meta")))
+
+
+def test_a_tensor_without_a_name_is_named_by_its_number(checker):
+    checker.check_tensor([1.0])
+    checker.check_tensor([math.nan])
+    (issue,) = checker.get_issues()
+    assert (issue.layer, issue.message) == ("tensor 2", "Tensor 2 holds 1 NaN among 1 number.")
+
+
+def test_a_model_that_is_one_layer_is_named_by_its_class(checker):
+    (issue,) = checker.check_model(nn.Linear(2, 2), torch.tensor([[math.nan, 1.0]]))
+    assert (issue.layer, issue.message) == ("Linear", "The output of Linear holds 2 NaN among 2 numbers.")
+
+
 def test_the_summary_lists_every_tensor_with_its_margins(checker):
     checker.check_model(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), noise(8, 4))
     lines = checker.summary().splitlines()
@@ -263,3 +292,14 @@ def test_a_plot_without_tensors_is_drawn(checker, tmp_path):
     checker.check_tensor(torch.zeros(3))
     checker.plot(tmp_path / "m.png")
     assert (tmp_path / "m.png").exists()
+
+
+def test_tensors_of_nan_and_inf_are_marked_in_the_plot(checker):
+    pytest.importorskip("matplotlib")
+    checker.check_tensor(torch.full((10,), math.nan), "all")
+    checker.check_tensor(torch.tensor([1.0, math.inf]), "some")
+    checker.check_tensor(torch.zeros(5), "zero")
+    plot = checker.plot()
+    assert plot.data["notes"] == {"tensor of all": "10 NaN", "tensor of some": "1 Inf", "tensor of zero": "all zero"}
+    shown = {text.get_text() for axes in plot.figure.axes for text in axes.texts} | {text.get_text() for text in plot.figure.texts}
+    assert {"10 NaN", "1 Inf", "all zero", "NaN or Inf in 2 tensors"} <= shown

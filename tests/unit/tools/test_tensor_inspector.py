@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -241,6 +242,58 @@ def test_a_tensor_that_cannot_be_measured_has_a_reason(inspector):
     assert "meta tensors hold no values" in str(info)
     with pytest.raises(SondeError, match="meta tensors hold no values"):
         inspector.compare(torch.empty(3, device="meta"), [1, 2, 3])
+
+
+def test_the_statistics_print_as_a_short_aligned_text(inspector):
+    info = inspector.get_tensor_info(inspector.inspect_tensor(torch.arange(12.0).reshape(3, 4), "x"))
+    assert str(info.stats).splitlines() == [
+        "float32 [3, 4] on cpu, 48 bytes",
+        "mean ± std   5.5 ± 3.45",
+        "min … max    0 … 11",
+        "L1, L2 norm  66, 22.5",
+        "zeros        1 of 12 (8.3 %)",
+        "NaN, Inf     0, 0",
+        "extreme      0",
+        "percentiles  1: 0.11, 5: 0.55, 25: 2.75, 50: 5.5, 75: 8.25, 95: 10.4, 99: 10.9",
+        "outliers     0",
+        f"histogram    │{''.join('█' if pair.sum() else ' ' for pair in info.stats.histogram.counts.reshape(-1, 2))}│",
+    ]
+    assert "<table" in info.stats._repr_html_()
+
+
+def test_a_histogram_in_one_line_begins_at_zero(inspector):
+    """Counts of 90 to 110 are bars of nearly the same height; before, the smallest of them had none."""
+    values = np.concatenate([np.full(90 + at % 20, float(at)) for at in range(32)])
+    line = str(inspector.get_tensor_info(inspector.inspect_tensor(values, "x")).stats).splitlines()[-1]
+    assert set(line.split("│")[1]) <= set("▇█")
+
+
+def test_masked_elements_are_not_taken_for_numbers(inspector):
+    value = np.ma.masked_array([1.0, 2.0, 1e9], mask=[0, 0, 1])
+    with pytest.raises(SondeError, match=r"1 of 3 elements are masked.*\n.*values.compressed\(\)"):
+        inspector.inspect_tensor(value, "x")
+    inspector.inspect_tensor(np.ma.masked_array([1.0, 2.0], mask=[0, 0]), "nothing masked")
+    assert inspector.get_tensor_info(inspector.inspect_tensor(value.compressed(), "x")).stats.max == 2.0
+
+
+def test_the_error_for_what_is_no_tensor_names_what_to_pass(inspector):
+    with pytest.raises(SondeError, match="A gradient is None before backward"):
+        inspector.inspect_tensor(nn.Linear(2, 2).weight.grad, "x")
+    with pytest.raises(SondeError, match=r"Pass a part of it: value\['logits'\]"):
+        inspector.inspect_tensor({"loss": 1.0, "logits": torch.ones(2)}, "x")
+    with pytest.raises(SondeError, match=r"Pass a part of it: value\.logits"):
+        inspector.inspect_tensor(SimpleNamespace(logits=torch.ones(2)), "x")
+    with pytest.raises(SondeError) as error:
+        inspector.inspect_tensor(object(), "x")
+    assert "logits" not in str(error.value)
+
+
+def test_clear_drops_all_inspections(inspector):
+    tensor_id = inspector.inspect_tensor([1.0], "x")
+    inspector.clear()
+    assert inspector.names() == []
+    with pytest.raises(SondeError, match="There are none"):
+        inspector.get_tensor_info(tensor_id)
 
 
 def test_control_characters_in_a_name_are_escaped(inspector):

@@ -398,3 +398,37 @@ def test_the_histogram_is_written_for_a_model_of_any_kind(tmp_path):
 def test_a_wrong_argument_raises_a_clear_error(wrong, message):
     with pytest.raises(SondeError, match=message):
         wrong()
+
+
+def _with_dead_units():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight[:3] = 0
+        model[0].bias[:3] = -1
+    return model
+
+
+def test_a_unit_that_is_dead_by_weights_and_by_data_is_listed_once():
+    report = WeightAnalyzer().analyze_model(_with_dead_units(), torch.randn(100, 4))
+    assert [neuron.unit for neuron in report.dead_neurons()] == [0, 1, 2]
+    assert [neuron.unit for neuron in report.dead_neurons("activations")] == [0, 1, 2]
+    assert "3 dead neurons" in report.summary()
+    assert str(report.dead_neurons()[0]) == "unit 0 of 0: all of its weights are zero, so its output does not depend on the input"
+    with pytest.raises(SondeError, match='"weights", "activations" or None'):
+        report.dead_neurons("typo")
+
+
+def test_a_bare_layer_is_named_by_its_class():
+    layer = nn.Linear(4, 3)
+    with torch.no_grad():
+        layer.weight[1] = 0
+    report = WeightAnalyzer().analyze_model(layer)
+    assert [neuron.layer for neuron in report.dead_neurons()] == ["Linear"]
+    assert "dead in Linear (by weights): unit 1; unit 1: all of its weights are zero" in report.summary()
+
+
+def test_the_summary_of_one_parameter_prints_as_a_short_text():
+    lines = str(WeightAnalyzer().analyze_model(_with_dead_units()).layers["2.weight"]).splitlines()
+    assert lines[0] == "2.weight: float32 2x8"
+    assert lines[1].startswith("  16 numbers: mean ")
+    assert len(lines) == 4

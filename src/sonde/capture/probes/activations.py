@@ -124,6 +124,8 @@ class ActivationProbe(Probe):
             return known[1]
         plan: dict[int, _Leaf] = {}
         for path, module in watched.leaves():
+            if not self._context.models.selects(watched.name, path or type(module).__name__):
+                continue
             leaf = self._leaves.get(id(module))
             if leaf is None or leaf.module() is not module or (leaf.model, leaf.path) != (watched.name, path):
                 leaf = self._leaves[id(module)] = _Leaf(watched.name, path, module)

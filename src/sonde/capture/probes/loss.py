@@ -69,6 +69,7 @@ class LossProbe(Probe):
             value /= self._state.loss_scale
         if self._state.hints.loss_divisor is not None:
             value *= self._state.hints.loss_divisor()
+        self._state.last_loss = value
         total, num = self._sums.get(series, (0.0, 0))
         self._sums[series] = (total + value, num + 1)
         return value
@@ -92,13 +93,12 @@ class LossProbe(Probe):
 
     def log_deferred(self, name: str, value: torch.Tensor, step: int) -> None:
         """A number of the user's that is on a device."""
-        if unsupported_reason(value) is None:
-            self._context.deferred.add(_first_element(value), partial(self._on_log_fetched, step, name))
+        self._context.deferred.add(_first_element(value), partial(self._on_log_fetched, step, name))
 
     def _on_fetched(self, step: int, series: str, numbers: Sequence[float] | Exception) -> None:
         if isinstance(numbers, Exception):
             return  # the step's loss stays unknown
-        loss = numbers[0] / numbers[1]
+        loss = self._state.last_loss = numbers[0] / numbers[1]
         self._recorder.scalars_of(step)[series] = loss
         if not math.isfinite(loss):
             self._recorder.emit(NonFinite(what="loss", where=series, num_elements=1), step)

@@ -1,5 +1,7 @@
-"""The memory of the process, and whether graphs of earlier steps are still alive. Where either grows, that is an incident."""
+"""The memory of the process, and whether graphs of earlier steps are still alive. Where either grows, or memory exceeds a threshold of the
+user's, that is an incident."""
 
+import logging
 import weakref
 from typing import Any
 
@@ -10,10 +12,10 @@ from sonde.capture import process_memory
 from sonde.capture.incident_types import MemoryGrowthIncident
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.events import MemoryLimitFound
-from sonde.memory_trend import MemoryTrend
+from sonde.formatting import size
+from sonde.memory_trend import MB, MemoryThreshold, MemoryTrend
 from sonde.statistics.find_tensors import find_tensors, storage_bytes
 
-MB = 2**20
 MAX_GRAPHS = 32  # that are remembered; beyond, every second is forgotten
 ONE_BY_ONE = 64  # steps: memory is read wherever they are observed; later at intervals, since asking the system takes time
 INTERVAL, LONG_INTERVAL, LONG_RUN = 8, 64, 1024  # memory is read every 8 steps, every 64 from step 1024 on
@@ -23,6 +25,9 @@ GROWN_MB = 24.0  # a growth worth an investigation
 TREND_INTERVAL = 64  # steps: whether memory grows takes a hundred microseconds to compute
 MAX_INCIDENTS = 2  # in one run: an investigation takes a fraction of a second
 INVESTIGATED_STEPS = 16  # after an incident: a second one needs a growth of its own
+
+
+_log = logging.getLogger("sonde")
 
 
 class _GraphToken:
@@ -41,6 +46,7 @@ class MemoryProbe(Probe):
         super().__init__(context)
         self._is_logged = context.measured.memory_logged
         self._growth = MemoryTrend()
+        self._threshold = _threshold(context)
         self._graphs: list[tuple[int, weakref.ref[_GraphToken]]] = []  # step, and whether its graph lives
         self._num_incidents = 0
         self._quiet_until = -1  # step
@@ -73,7 +79,8 @@ class MemoryProbe(Probe):
         step = self._state.number
         if not is_interval(step):
             return None
-        self._read(step)
+        if self._read(step):
+            return self._report(step)
         return self._report(step) if step % TREND_INTERVAL == 0 and self._growth.trend(GROWN_MB) is not None else None
 
     def collect(self) -> MemoryGrowthIncident | None:
@@ -81,15 +88,15 @@ class MemoryProbe(Probe):
         if not self._is_limit_recorded and (limit := process_memory.limit()) is not None:
             self._recorder.emit(MemoryLimitFound(**limit._asdict()), step)
         self._is_limit_recorded = True
-        if step < ONE_BY_ONE and not is_interval(step):
-            self._read(step)
+        is_exceeded = step < ONE_BY_ONE and not is_interval(step) and self._read(step)
         self._graphs = [graph for graph in self._graphs if graph[1]() is not None]
         alive = [made for made, _ in self._graphs if made < step - 1]
         if self._is_logged:
             self._state.scalars["kept_graphs"] = float(len(alive))
-        return self._report(step) if len(alive) >= KEPT_GRAPHS and step - alive[0] >= KEPT_STEPS else None
+        return self._report(step) if is_exceeded or (len(alive) >= KEPT_GRAPHS and step - alive[0] >= KEPT_STEPS) else None
 
-    def _read(self, step: int) -> None:
+    def _read(self, step: int) -> bool:
+        """Record the memory. Returns whether it exceeds the threshold of the user's for the first time."""
         resident = process_memory.rss()
         if resident is not None:
             if self._is_logged:
@@ -97,6 +104,13 @@ class MemoryProbe(Probe):
             self._growth.update(step, resident / MB)
         if self._is_logged and torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # not run on a machine with CUDA; it does not synchronize
             self._state.scalars["cuda_mb"] = torch.cuda.memory_allocated() / MB
+        threshold = self._threshold
+        if threshold is None or resident is None or resident <= threshold.num_bytes:
+            return False
+        self._threshold = None
+        more = f"more than {threshold.setting} allows ({size(threshold.num_bytes)})"
+        _log.warning("sonde: the process uses %s of memory in step %d, %s.", size(resident), step, more)
+        return True
 
     def _report(self, step: int) -> MemoryGrowthIncident | None:
         if self._num_incidents >= MAX_INCIDENTS or step < self._quiet_until:
@@ -105,6 +119,11 @@ class MemoryProbe(Probe):
         self._quiet_until = step + INVESTIGATED_STEPS
         self._growth = MemoryTrend()
         return MemoryGrowthIncident(step=step)
+
+
+def _threshold(context: ProbeContext) -> MemoryThreshold | None:
+    config, limit = context.config, process_memory.limit()
+    return MemoryThreshold.from_settings(config.memory_threshold_mb, config.memory_threshold_share, limit.num_bytes if limit else None)
 
 
 def is_interval(step: int) -> bool:

@@ -56,7 +56,7 @@ class ParameterProbe(Probe):
         return self._measured.weights or self._measured.gradients
 
     def on_optimizer_step_start(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
-        parameters = optimizer_parameters(optimizer)
+        parameters = self._context.models.selected_parameters(optimizer_parameters(optimizer))
         block = self._block(id(optimizer), parameters)
         self._measure_parameters(block, parameters)
         if not has_closure:  # else the gradients that count are made inside of it
@@ -64,7 +64,7 @@ class ParameterProbe(Probe):
             self._pass_on_check(block, optimizer)
 
     def on_optimizer_step_end(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = optimizer_parameters(optimizer)
+        parameters = self._context.models.selected_parameters(optimizer_parameters(optimizer))
         block = self._blocks.get(id(optimizer))
         if block is None or not block.is_of(parameters):
             return
@@ -76,12 +76,13 @@ class ParameterProbe(Probe):
 
     def _pass_on_check(self, block: _ParameterBlock, optimizer: torch.optim.Optimizer) -> None:
         """The finite check need not read the gradients a second time."""
-        check = block.tables[Kind.GRADIENT].finite_check() if Kind.GRADIENT in block.measured else None
+        has_all = Kind.GRADIENT in block.measured and not self._context.models.are_layers_selected
+        check = block.tables[Kind.GRADIENT].finite_check() if has_all else None
         self._state.gradient_check = None if check is None else (optimizer, check)
 
     def tables(self) -> Iterable[StatisticsTable]:
         if self._context.models.unowned and not self._context.gradients.in_threads:  # another thread may be writing their gradients
-            self._measure_unowned(self._context.models.unowned)
+            self._measure_unowned(self._context.models.selected_parameters(self._context.models.unowned))
         return [table for block in self._blocks.values() for table in block.tables.values()]
 
     def collect(self) -> None:

@@ -1,4 +1,4 @@
-"""The switches of a session: which are on, since when, and what they have cost. They change between two steps and never inside of one.
+"""The switches of a session: which are on, since when, and what they have cost. They are turned on between two steps, never inside of one.
 
 All off, a step pays for one comparison of the clock; twice a second the file is read through which they are switched from outside.
 """
@@ -16,8 +16,9 @@ import torch
 
 from sonde.capture.detect_step_end import StepBoundaries
 from sonde.capture.probes.probe import Probe, ProbeContext
+from sonde.capture.switches.facts_for_switches import StepFacts
 from sonde.capture.switches.rate_limited_log import SwitchLog
-from sonde.capture.switches.switch_log_output import SwitchOutput
+from sonde.capture.switches.switch_log_output import UNCHANGED, SwitchOutput
 from sonde.capture.switches.torch_profiler_switch import PLAIN, TENSORBOARD, TorchProfilerRun
 from sonde.config import DebugConfig
 from sonde.events import SwitchChanged, TypedEvent, encode
@@ -26,6 +27,7 @@ from sonde.runlog.switch_file import SWITCHES, SWITCHES_FILE, check_switch_names
 FILE_INTERVAL_NS = 500_000_000  # between two reads of the file
 MAX_RECORDED = 10_000  # changes that are written into a run
 ANOMALY = "autograd_anomaly"
+URGENT = ("lr_scheduling",)  # switches whose changes are written whatever the number of lines per second
 _PROFILERS = (PLAIN, TENSORBOARD)
 
 _log = logging.getLogger("sonde")
@@ -48,8 +50,9 @@ class Switches:
     def __init__(self, config: DebugConfig) -> None:
         self._config = config
         self._states = {name: SwitchState(log=SwitchLog(name, as_json=config.log_json)) for name in SWITCHES}
-        self._requested: dict[str, tuple[bool, str]] = {}  # changes that wait for the end of a step
-        self._on: tuple[str, ...] = ()
+        self._requested = dict.fromkeys(config.switches, (True, "config"))  # changes that wait for the end of a step, and by whom
+        self.names_on: tuple[str, ...] = ()
+        self.facts = StepFacts()
         self._context: ProbeContext | None = None
         self._anomaly_before: tuple[bool, bool] | None = None  # torch's anomaly mode as the user had it
         self._file_stamp: tuple[int, int, int] | None = None
@@ -57,10 +60,10 @@ class Switches:
         self._has_warned = False
         self._num_recorded = 0
 
-    def attach(self, context: ProbeContext, boundaries: StepBoundaries, directory: Path) -> None:
-        """A session has started."""
-        self._context, self._boundaries, self._directory = context, boundaries, directory
-        self.output, self._profiler = SwitchOutput(context), TorchProfilerRun(directory)
+    def attach(self, context: ProbeContext, boundaries: StepBoundaries, directory: Path, on_change: Callable[[], None]) -> None:
+        """A session has started; `on_change` is called when switches have changed."""
+        self._context, self._boundaries, self._directory, self._on_change = context, boundaries, directory, on_change
+        self.output, self._profiler = SwitchOutput(context, self.facts), TorchProfilerRun(directory)
         self._file = str(directory / SWITCHES_FILE)
         self._file_stamp = self._read_stamp()  # wishes of an earlier process are not repeated
         self._memory_every = self._config.measured.memory_every
@@ -68,11 +71,25 @@ class Switches:
             self._apply(0)
 
     def request(self, names: str | Iterable[str] | None, on: bool, by: str) -> None:
-        """Change switches: now where no step is under way, else when it ends."""
+        """Change switches: now where no training step is under way, else when it ends."""
         for name in SWITCHES if names is None else check_switch_names(names):
             self._requested[name] = (on, by)
-        if self._context is not None and not self._boundaries.is_active:
+        if self._context is not None and not self._is_training(self._context):
             self._apply(self._boundaries.number)
+
+    def turn_off(self, names: str | Iterable[str] | None, by: str) -> None:
+        """Turn switches off at once, also inside of a step."""
+        self.request(names, False, by)
+        if self._context is not None and self._requested:
+            waiting = {name: change for name, change in self._requested.items() if change[0]}
+            self._requested = {name: change for name, change in self._requested.items() if not change[0]}
+            self._apply(self._boundaries.number)
+            self._requested |= waiting
+
+    def _is_training(self, context: ProbeContext) -> bool:
+        """Whether a step has begun to train: fetching a batch and evaluating do not count."""
+        scalars = context.state.scalars
+        return self._boundaries.is_active and scalars["forwards"] + scalars["backwards"] + scalars["optimizer_steps"] > 0
 
     def is_on(self, name: str) -> bool:
         """Whether a switch is on, or will be when the step ends."""
@@ -94,10 +111,11 @@ class Switches:
         if context is None:
             return
         now_ns = context.timer.entered_ns
-        if not self._on and not self._requested and now_ns < self._next_read_ns and self._memory_every is None:
+        if not self.names_on and not self._requested and now_ns < self._next_read_ns and self._memory_every is None:
             return  # all off
-        for name in self._on:
+        for name in self.names_on:
             self._isolate(name, partial(self._report, name, step, now_ns))
+        self.facts.end_step()
         if self._memory_every is not None and step % self._memory_every == 0:
             self._isolate("memory_usage", self.output.record_memory)
         if now_ns >= self._next_read_ns:
@@ -105,8 +123,8 @@ class Switches:
             self._read_file()
         if self._requested:
             self._apply(step + 1)
-        if self._profiler.active or PLAIN in self._on or TENSORBOARD in self._on:
-            self._isolate(PLAIN if PLAIN in self._on else TENSORBOARD, lambda: self._profile(step, now_ns))
+        if self._profiler.active or PLAIN in self.names_on or TENSORBOARD in self.names_on:
+            self._isolate(PLAIN if PLAIN in self.names_on else TENSORBOARD, lambda: self._profile(step, now_ns))
 
     def _report(self, name: str, step: int, now_ns: int) -> None:
         make = self.output.reports.get(name)
@@ -115,7 +133,7 @@ class Switches:
 
     def _write(self, name: str, step: int, report: dict[str, Any], now_ns: int) -> None:
         state = self._states[name]
-        state.num_lines += state.log.write(step, report, now_ns)
+        state.num_lines += state.log.write(step, report, now_ns, name in URGENT and report.get("changed") != UNCHANGED)
 
     def _isolate(self, name: str, work: Callable[[], object]) -> None:
         """Run the work of a switch and count its cost; one that fails is turned off, and training goes on."""
@@ -156,13 +174,17 @@ class Switches:
         for name, (on, by) in requested.items():
             if on is not (self._states[name].since_step is not None):
                 self._isolate(name, partial(self._switch, name, on, by, step))
-        self._on = tuple(name for name, state in self._states.items() if state.since_step is not None)
+        if requested:
+            self.names_on = tuple(name for name, state in self._states.items() if state.since_step is not None)
+            self._on_change()
 
     def _switch(self, name: str, on: bool, by: str, step: int) -> None:
         state = self._states[name]
         if on:
             state.since_step, state.by = step, by
             state.log.open()
+            if name == "validation":
+                self.facts.end_step()  # of an evaluation only the end would be counted
             if name == ANOMALY:
                 self._enable_anomaly_mode()
         else:
@@ -191,7 +213,7 @@ class Switches:
         return True, (was_on and checked) or self._config.anomaly_detection_mode == "raise"
 
     def _profile(self, step: int, now_ns: int) -> None:
-        wanted = tuple(name for name in _PROFILERS if name in self._on)
+        wanted = tuple(name for name in _PROFILERS if name in self.names_on)
         if not self._profiler.active:
             self._profiler.start(wanted, step + 1)
         elif self._profiler.on_step_end() or not wanted:
@@ -208,12 +230,22 @@ class Switches:
                 self._write(name, step, encode(event)[1], now_ns)
 
     def close(self) -> None:
-        """All off: torch's modes and the levels of loggers are restored, profiles are written."""
+        """All off: torch's modes and the levels of loggers are restored, profiles are written. What happened after the last step is
+        reported."""
         if self._context is None:
             return
+        step = self._boundaries.number
+        for name in self.names_on:
+            if name in self.output.last_reports:
+                self._isolate(name, partial(self._report_last, name, step))
         self._requested = dict.fromkeys(SWITCHES, (False, "the end"))
         self._apply(self._boundaries.number)
         self._context = None
+
+    def _report_last(self, name: str, step: int) -> None:
+        report = self.output.last_reports[name](step)
+        if report is not None:
+            self._write(name, step, report, perf_counter_ns())
 
     def _emit(self, event: TypedEvent, step: int) -> None:
         if self._context is not None:
@@ -228,6 +260,12 @@ class SwitchProbe(Probe):
     def __init__(self, context: ProbeContext, switches: Switches) -> None:
         super().__init__(context)
         self._switches = switches
+
+    def on_loader_start(self, loader: Any) -> None:
+        self._switches.facts.on_loader_start(loader)
+
+    def on_scheduler_created(self, scheduler: Any) -> None:
+        self._switches.facts.on_scheduler(scheduler)
 
     def on_step_timed(self, training_ns: int) -> None:
         self._switches.on_step_end(self._state.number)

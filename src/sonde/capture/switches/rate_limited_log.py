@@ -37,9 +37,10 @@ class SwitchLog:
             self._level = self._log.level
             self._log.setLevel(logging.INFO)
 
-    def write(self, step: int, data: Mapping[str, Any], now_ns: int) -> bool:
-        """Write a line, unless one was written just now: then it is counted for the next line. Returns whether it was written."""
-        if self._num >= FIRST and now_ns < self._next_ns:
+    def write(self, step: int, data: Mapping[str, Any], now_ns: int, is_urgent: bool = False) -> bool:
+        """Write a line, unless one was written just now and it is not urgent: then it is counted for the next line. Returns whether it was
+        written."""
+        if self._num >= FIRST and now_ns < self._next_ns and not is_urgent:
             self._num_skipped += 1
             return False
         self._num += 1
@@ -62,7 +63,7 @@ class SwitchLog:
 
 def _format(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
     if isinstance(value, Mapping):
         return " ".join(f"{name}:{_format(item)}" for name, item in value.items()) or "none"
     return printable(value)

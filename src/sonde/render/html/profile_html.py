@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.formatting import DASH, factor, milliseconds, printable, si_number, whole_percent
 from sonde.render.html.html_page import bullet_list, cell, definition_list, html_lines, html_page, html_text, json_script, resource, table
-from sonde.render.profile_content import advice, headline, outside_layers, phases, profile_facts, sections
+from sonde.render.profile_content import SECTION_HEAD, advice, headline, outside_layers, phases, profile_facts, sections
 from sonde.render.profile_tree import LayerNode, finite, forest
 from sonde.render.terminal.profile_terminal import profile_text, shown_changes
 
@@ -36,7 +36,7 @@ def profile_html(report: ProfileReport, comparison: ProfileComparison | None = N
     ]  # fmt: skip
     if report.sections:
         rows = [[cell(text) for text in row] for row in sections(report)]
-        parts.append(f"<h2>Sections</h2>{table(('section', 'calls', 'total ms', 'one call ms'), rows)}")
+        parts.append(f"<h2>Sections</h2>{table(SECTION_HEAD, rows)}")
     return html_page(f"Profile of {report.title or 'a model'}", "".join(parts), script=resource("flame.js"))
 
 
@@ -142,13 +142,15 @@ def _layers(report: ProfileReport) -> str:
         speed = layer.flops_per_s
         numbers = (
             milliseconds(layer.forward_self.median_ms), milliseconds(layer.backward_self.median_ms),
-            milliseconds(layer.total_ms), whole_percent(report.share(layer.self_ms)), f"{layer.calls:g}",
+            milliseconds(layer.total_ms), milliseconds(layer.latency.p95_ms), milliseconds(layer.latency.p99_ms),
+            whole_percent(report.share(layer.self_ms)), f"{layer.calls:g}",
             si_number(layer.flops_self, "FLOP") if layer.flops_self else DASH,
             whole_percent(speed / report.peak_flops_per_s) if speed and report.peak_flops_per_s > 0 else DASH,
             si_number(layer.memory_self_bytes, "B") if layer.memory_self_bytes else DASH, layer.source,
         )  # fmt: skip
         rows.append([_layer_cell(layer.path, layer.kind), *map(cell, numbers)])
-    head = ("layer", "forward itself", "backward itself", "with all inside", "share itself", "calls", "FLOP", "of peak", "saved", "source")
+    times = ("forward itself", "backward itself", "with all inside", "p95", "p99", "share itself")
+    head = ("layer", *times, "calls", "FLOP", "of peak", "saved", "source")
     more = f'<p class="pass">and {len(layers) - MAX_ROWS:,} more</p>' if len(layers) > MAX_ROWS else ""
     summary = "<summary><h2>Layers by the time that they take themselves, in ms</h2></summary>"
     return f"<details>{summary}{table(head, rows)}{more}</details>" if rows else ""

@@ -1,5 +1,6 @@
 """Arrays, lists and tensors of any kind as NumPy arrays for plots, without importing torch; counts and ranges of their values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 def plain_array(values: Any, what: str = "values") -> NDArray[Any]:
     """`values` as an array of booleans, integers or float64. Complex numbers give their magnitude."""
+    refuse_masked(values, what)
     try:
         array = _loaded(values)
     except SondeError:
@@ -68,6 +70,28 @@ def two_dimensional(matrix: Any, name: str) -> Floats:
             f"{name}: a heat map has two dimensions, these values have {values.ndim}: {values.shape}.\nChoose two, for example values[0]."
         )
     return values.reshape(1, -1) if values.ndim < 2 else values
+
+
+def percentile(ordered: NDArray[np.floating[Any]], percent: float, num_implicit: int = 0) -> float:
+    """A percentile of sorted finite elements plus `num_implicit` zeros, by linear interpolation."""
+    num_negative = int(np.searchsorted(ordered, 0.0, "left")) if num_implicit else ordered.size
+
+    def at(rank: int) -> float:
+        if rank < num_negative:
+            return float(ordered[rank])
+        return 0.0 if rank < num_negative + num_implicit else float(ordered[rank - num_implicit])
+
+    rank = (ordered.size + num_implicit - 1) * percent / 100
+    below, above = at(math.floor(rank)), at(math.ceil(rank))
+    share = rank - math.floor(rank)
+    return below * (1 - share) + above * share
+
+
+def refuse_masked(values: Any, what: str) -> None:
+    """Raises a `SondeError` for an array with masked elements: without the mask they would count as numbers."""
+    if isinstance(values, np.ma.MaskedArray) and (num := int(np.ma.getmaskarray(values).sum())):
+        other = "values.compressed() leaves masked elements out, values.filled(float('nan')) marks them as NaN."
+        raise SondeError(f"{what}: {num:,} of {values.size:,} elements are masked, and Sonde reads plain arrays.\n{other}")
 
 
 def coarse(values: Floats, num_rows: int, num_columns: int) -> Floats:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CELLS = 1500  # in one direction: more than a plot has pixels
+MOST_MAPS, MAP_COLUMNS = 16, 4  # maps of one figure, beside each other
 MOST_HATCHED = 2000  # rectangles; beyond that color alone must do
 
 
@@ -67,7 +68,7 @@ def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, l
 
 
 def heatmap(matrix: Any, *, name: str, x_label: str, y_label: str, label: str = "") -> Plot:
-    """One matrix of numbers; more than two dimensions are for `units_by_positions`."""
+    """One matrix of numbers; more than two dimensions are for `activation_heatmap`."""
     values = two_dimensional(matrix, name).copy()
     bad = non_finite(values)
     data = {"kind": "heatmap", "x_label": x_label, "y_label": y_label, "label": label, "values": values, "non_finite": bad}
@@ -102,6 +103,61 @@ def units_by_positions(values: Any, units: int | None = None) -> Floats:
     return moved.reshape(moved.shape[0], -1)
 
 
+def activation_heatmap(values: Any, *, name: str, units: int | None = None) -> Plot:
+    """An activation of any shape: a square matrix as it is (attention: rows are queries, columns are keys), several square matrices as one
+    map each, and everything else as units by positions. With `units`, the dimension of the units, always the last."""
+    array = floats(values)
+    is_square = array.ndim >= 2 and array.shape[-1] == array.shape[-2] > 1
+    if units is None and is_square and array.ndim == 2:
+        return heatmap(array, name=name, x_label="column", y_label="row", label="activation")
+    # Three dimensions of which two are equal may be a batch of sequences by chance: the rows of attention weights add up to 1.
+    if units is None and is_square and (array.ndim > 3 or _is_attention(array)):
+        return square_maps(array, name=name)
+    return heatmap(units_by_positions(array, units), name=name, x_label="position", y_label="unit", label="activation")
+
+
+def _is_attention(array: Floats) -> bool:
+    return bool(array.size) and bool((array >= 0).all()) and bool((np.abs(array.sum(axis=-1) - 1) < 0.01).all())
+
+
+def square_maps(array: Floats, *, name: str) -> Plot:
+    """The last two dimensions as one map each, with one scale of colors. Of more than MOST_MAPS the first are drawn, but all maps with
+    non-finite values before others."""
+    flat = array.reshape(-1, *array.shape[-2:])
+    is_bad = ~np.isfinite(flat).all(axis=(1, 2))
+    order = np.argsort(~is_bad, kind="stable")[:MOST_MAPS]
+    chosen = [tuple(map(int, np.unravel_index(at, array.shape[:-2]))) for at in np.sort(order)]
+    shown = {index: array[index].copy() for index in chosen}
+    drawn = np.array(list(shown.values())).reshape(-1, array.shape[-1])
+    warning = f"{bad_text(non_finite(array))} in {is_bad.sum():,} of {counted(len(flat), 'map')}" if is_bad.any() else ""
+    data = {
+        "kind": "square_maps", "shape": list(array.shape), "maps": {str(list(index)): values for index, values in shown.items()},
+        "non_finite": non_finite(array),
+    }  # fmt: skip
+    columns = min(MAP_COLUMNS, max(len(shown), 1))
+    rows = -(-max(len(shown), 1) // columns)
+    size = "×".join(map(str, array.shape))
+    notes = f"{size}; {len(shown)} of {counted(len(flat), 'map')}" if len(shown) < len(flat) else f"{size}; {counted(len(flat), 'map')}"
+
+    def draw(figure: Figure) -> None:
+        style.heading(figure, name, notes, warning)
+        if not shown:
+            style.show_message(figure.add_subplot(), "no values")
+            return
+        axis, grid = _around_zero(spread_axis(drawn), drawn), figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, (index, values) in zip(grid, shown.items()):
+            _cells(axes, values, axis, aspect="equal")
+            axes.set_title(str(list(index)), fontsize=7, loc="left", pad=2)
+            axes.set_xticks([])
+            axes.set_yticks([])
+        for axes in grid[len(shown) :]:
+            axes.set_axis_off()
+        if np.isfinite(drawn).any():
+            _colorbar(figure, grid.tolist(), axis, "activation")
+
+    return Plot(name, draw, data=data, size=(0.6 + 1.5 * columns + 0.8, 0.7 + 1.6 * rows))
+
+
 def _draw(figure: Figure, name: str, values: Floats, notes: str, caption: str, axis: Axis, row_names: Sequence[str] = ()) -> Axes | None:
     finite = values[np.isfinite(values)]
     if finite.size:
@@ -115,38 +171,58 @@ def _draw(figure: Figure, name: str, values: Floats, notes: str, caption: str, a
     if not values.size:
         style.show_message(axes, "no values")
         return None
-    if axis.scale == "linear" and finite.size and finite.min() < 0 < finite.max():
-        reach = float(np.abs(finite).max())
-        axis = linear_axis(-reach, reach)  # zero in the middle of the colors
-    _image(figure, axes, values, axis, caption)
+    _image(figure, axes, values, _around_zero(axis, values), caption)
     return axes
 
 
+def _around_zero(axis: Axis, values: Floats) -> Axis:
+    """The axis with zero in the middle of the colors where values have both signs."""
+    finite = values[np.isfinite(values)]
+    if axis.scale == "linear" and finite.size and finite.min() < 0 < finite.max():
+        reach = float(np.abs(finite).max())
+        return linear_axis(-reach, reach)
+    return axis
+
+
 def _image(figure: Figure, axes: Axes, values: Floats, axis: Axis, caption: str) -> None:
-    from matplotlib import colormaps
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize, to_rgba
     from matplotlib.patches import Patch
 
-    signed = axis.low < 0 < axis.high and axis.scale != "log"
-    colors = colormaps[style.DIVERGING if signed else style.SEQUENTIAL]
+    _cells(axes, values, axis)
+    if np.isfinite(values).any():
+        _colorbar(figure, axes, axis, caption)
+    if not np.isfinite(values).all():
+        mark = Patch(facecolor=style.BAD, edgecolor=style.BACKGROUND, hatch="////", linewidth=0, label="not finite")
+        axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7, borderaxespad=0.2)
+
+
+def _colors(axis: Axis) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps[style.DIVERGING if axis.low < 0 < axis.high and axis.scale != "log" else style.SEQUENTIAL]
+
+
+def _cells(axes: Axes, values: Floats, axis: Axis, aspect: Any = "auto") -> None:
+    from matplotlib.colors import to_rgba
+
     cells = coarse(values, MOST_CELLS, MOST_CELLS)
-    image = colors(np.nan_to_num(axis.place(cells), nan=0.0))
+    image = _colors(axis)(np.nan_to_num(axis.place(cells), nan=0.0))
     bad = ~np.isfinite(cells)
     image[bad] = to_rgba(style.BAD)
     rows, columns = values.shape
-    axes.imshow(image, aspect="auto", interpolation="nearest", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
+    axes.imshow(image, aspect=aspect, interpolation="nearest", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5))
     axes.spines[:].set_visible(True)
     _hatch(axes, bad, columns / cells.shape[1], rows / cells.shape[0])
-    if np.isfinite(cells).any():
-        bar = figure.colorbar(ScalarMappable(Normalize(0.0, 1.0), colors), ax=axes, fraction=0.05, pad=0.03, aspect=30)
-        ticks = axis.ticks(6)
-        bar.set_ticks([place for place, _ in ticks], labels=[style.typeset(text) for _, text in ticks])
-        bar.set_label(style.safe_text(caption + axis.scale_note), parse_math=False)
-        bar.outline.set_visible(False)
-    if bad.any():
-        mark = Patch(facecolor=style.BAD, edgecolor=style.BACKGROUND, hatch="////", linewidth=0, label="not finite")
-        axes.legend(handles=[mark], loc="lower right", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=7, borderaxespad=0.2)
+
+
+def _colorbar(figure: Figure, axes: Any, axis: Axis, caption: str) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    bar = figure.colorbar(ScalarMappable(Normalize(0.0, 1.0), _colors(axis)), ax=axes, fraction=0.05, pad=0.03, aspect=30)
+    ticks = axis.ticks(6)
+    bar.set_ticks([place for place, _ in ticks], labels=[style.typeset(text) for _, text in ticks])
+    bar.set_label(style.safe_text(caption + axis.scale_note), parse_math=False)
+    bar.outline.set_visible(False)
 
 
 def _hatch(axes: Axes, bad: Any, wide: float, high: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from sonde.errors import SondeError
 from sonde.formatting import counted, number
 from sonde.render.axis_ticks import LARGEST, Axis, linear_axis, spread_axis
 from sonde.render.plots import style
-from sonde.render.plots.arrays_to_plot import Floats, bad_text, non_finite, place_text, plain_array, range_text
+from sonde.render.plots.arrays_to_plot import Floats, bad_text, non_finite, percentile, place_text, plain_array, range_text
 from sonde.render.plots.heatmap_plot import row_ticks
 from sonde.render.plots.plot import Plot
 
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+MOST_BINS = 100_000
 LOWEST = 1e-9  # bottom of the bars: zero, as far as a logarithmic axis can show it
-MOST_HISTOGRAMS = 24
-COLUMNS = 4
+MOST_HISTOGRAMS = 96  # a larger figure would be more than a page
+COLUMNS, MANY_COLUMNS = 4, 6  # histograms beside each other; many from MANY on
+MANY = 25
 BARS_UP_TO = 100  # rows: beyond that the gaps between bars would be finer than the pixels of a plot
 PEAK = 50.0  # times the median bar: then the other bars could not be seen beside the highest
 
@@ -50,8 +53,8 @@ class Histogram(NamedTuple):
 
 def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values") -> Histogram:
     """The histogram of any values; on `axis` where several are to be compared."""
-    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= 100_000:
-        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to 100,000, for example bins=64.")
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or not 1 <= bins <= MOST_BINS:
+        raise SondeError(f"bins={bins!r}: a histogram needs a whole number of bins from 1 to {MOST_BINS:,}, for example bins=64.")
     given = plain_array(values, what).reshape(-1)
     numbers = given.astype(np.float64, copy=False)
     finite, whole, bad = numbers[np.isfinite(numbers)], False, non_finite(numbers)
@@ -67,7 +70,9 @@ def binned(values: Any, bins: int, axis: Axis | None = None, what: str = "values
         axis = Axis("linear", around.low + half, min(around.high + half, LARGEST))  # so that the one bar has its value in the middle
     axis = axis or spread_axis(finite)
     counts, edges = np.histogram(np.clip(axis.place(finite), 0.0, 1.0), bins=bins, range=(0.0, 1.0))
-    quantiles = tuple(np.quantile(finite, QUANTILES, method="lower").tolist())
+    places = [(finite.size - 1) * share for share in QUANTILES]
+    ordered = np.partition(finite, sorted({rank for place in places for rank in (math.floor(place), math.ceil(place))}))
+    quantiles = tuple(percentile(ordered, 100 * share) for share in QUANTILES)
     return Histogram(axis, axis.values(edges), counts.astype(np.float64), bad, numbers.size, range_text(finite), quantiles, whole)
 
 
@@ -154,14 +159,21 @@ def _count_axis(axes: Axes, highest: float, steep: bool) -> None:
 
 def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) -> Plot:
     """The distribution of each of these values, from three layers to thousands."""
-    each = {str(layer): binned(values, bins, what=str(layer)) for layer, values in values_by_name.items()}
+    each = {str(layer): binned(values, _bins_for(values, bins), what=str(layer)) for layer, values in values_by_name.items()}
     data = {"kind": "histograms", "distributions": {layer: histogram.data() for layer, histogram in each.items()}}
     num = len(each)
     if num <= MOST_HISTOGRAMS:
-        rows = -(-max(num, 1) // COLUMNS)
-        return Plot(name, lambda figure: _grid(figure, name, each), data=data, size=(7.2, 0.8 + 1.35 * rows))
+        columns = COLUMNS if num < MANY else MANY_COLUMNS
+        rows = -(-max(num, 1) // columns)
+        return Plot(name, lambda figure: _grid(figure, name, each, columns), data=data, size=(1.8 * columns, 0.8 + 1.35 * rows))
     high = min(1.6 + 0.11 * num, 9.0)
     return Plot(name, lambda figure: _quantile_rows(figure, name, each, high), data=data, size=(6.8, high))
+
+
+def _bins_for(values: Any, bins: int) -> int:
+    """At most `bins`, and fewer for few values: 32 values in 64 bins are a comb."""
+    num = values.numel() if hasattr(values, "numel") else np.size(values)
+    return min(bins, max(num // 4, 8)) if type(bins) is int and bins <= MOST_BINS else bins
 
 
 def _grid_heading(figure: Figure, name: str, each: Mapping[str, Histogram], how: str) -> None:
@@ -171,12 +183,12 @@ def _grid_heading(figure: Figure, name: str, each: Mapping[str, Histogram], how:
     style.heading(figure, name, f"{counted(len(each), 'layer')}; {how}", warning)
 
 
-def _grid(figure: Figure, name: str, each: Mapping[str, Histogram]) -> None:
+def _grid(figure: Figure, name: str, each: Mapping[str, Histogram], columns: int) -> None:
     _grid_heading(figure, name, each, "each on its own axis, bars as shares of the highest")
     if not each:
         style.show_message(figure.add_subplot(), "no layers")
         return
-    grid = figure.subplots(-(-len(each) // COLUMNS), min(COLUMNS, len(each)), squeeze=False).ravel()
+    grid = figure.subplots(-(-len(each) // columns), min(columns, len(each)), squeeze=False).ravel()
     for axes, (layer, histogram) in zip(grid, each.items()):
         _small_histogram(axes, layer, histogram)
     for axes in grid[len(each) :]:
@@ -201,7 +213,7 @@ def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
 
 def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float) -> None:
     """Five quantiles for each layer, one row each, on one axis."""
-    _grid_heading(figure, name, each, "median, middle 50 % and 90 % of each")
+    _grid_heading(figure, name, each, "of each the median (black), the middle 50 % (dark) and the middle 90 % (light)")
     axes = figure.add_subplot()
     known = {row: histogram for row, histogram in enumerate(each.values()) if histogram.note}
     rows = np.array(list(known))

@@ -13,7 +13,7 @@ from sonde.errors import SondeError
 from sonde.formatting import counted, printable, strict_json
 from sonde.render.html.html_page import html_page, html_text
 from sonde.render.plots import style
-from sonde.render.safe_write import replace_file
+from sonde.render.safe_write import replace_file, require_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ class Plot:
 
     def save(self, path: str | Path, *, dpi: int = DPI) -> Path:
         """Write the plot; the suffix names the format: .png, .svg, .pdf, .html or .json (the data)."""
-        target = Path(path)
+        target = require_path(path)
         kind = target.suffix.lower().removeprefix(".")
         if kind not in FORMATS:
             reason = f"{kind!r} is no format of pictures" if kind else "it has no suffix"

@@ -17,7 +17,7 @@ MOST_ANOMALIES = 3  # of each kind
 
 
 def diagnostics_text(report: DiagnosticsReport) -> str:
-    parts = [_headline(report)]
+    parts = hanging("", _headline(report))
     for part in report.health.parts:
         parts += hanging(f"  {part.name:<{NAME}}{part.points:<{POINTS + 2}}", part.why)
     for title, rows in (("training", _training(report)), ("model", _model(report))):

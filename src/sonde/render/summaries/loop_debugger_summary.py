@@ -9,8 +9,8 @@ from sonde.render.summaries.tables import hanging, html_table, text_table
 
 NAME = 12
 MOST_NOTES = 8  # detected problems
-HEAD = ("operation", "calls", "median ms", "p95 ms", "total ms", "share")
-LONGEST_NAME = 28  # characters: the table then fits into 80 columns
+HEAD = ("operation", "calls", "p50 ms", "p95 ms", "p99 ms", "total ms", "share")
+LONGEST_NAME = 25  # characters: the table then fits into 80 columns
 
 
 def debug_text(report: Mapping[str, Mapping[str, Any]]) -> str:
@@ -99,7 +99,7 @@ def _operations(report: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     def add(inside: str, depth: int) -> None:
         for name, one in known.items():
             if one["inside"] == inside and depth < 8:
-                cells = [milliseconds(1e3 * one.get(key, math.nan)) for key in ("median_time", "p95_time", "total_time")]
+                cells = [milliseconds(1e3 * one.get(key, math.nan)) for key in ("median_time", "p95_time", "p99_time", "total_time")]
                 share = percent(one["share"]) if one["share"] is not None else ""
                 rows.append(["  " * depth + printable(name), f"{one['calls']:,}", *cells, share])
                 add(name, depth + 1)

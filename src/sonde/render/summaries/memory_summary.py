@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_MODULES = 10
 MAX_LEAKS = 5
+MAX_SNAPSHOTS = 10
 BAR = 20  # characters
 WIDTH, INDENT = 80, " " * 12
 LONGEST_PATH = 34  # characters: with five columns of numbers, 80 are not exceeded
@@ -94,8 +95,21 @@ def _lines(report: MemoryReport) -> list[str]:
         most = f", at most {size(report.peak_rss)} so far" if report.peak_rss else ""
         lines.append(f"process     {size(report.process.rss)} in physical memory{most}")
     lines += [f"leak        {leak}" for leak in report.kept[:MAX_LEAKS]]
-    lines += [f"snapshot    {one.label}: {_snapshot(one.usage)}" for one in report.snapshots[-MAX_MODULES:]]
+    if len(report.kept) > MAX_LEAKS:
+        lines.append(f"leak        and {len(report.kept) - MAX_LEAKS:,} more: report.leaks()")
+    lines += _snapshots(report)
     return [*lines, *(f"note        {note}" for note in report.notes)]
+
+
+def _snapshots(report: MemoryReport) -> list[str]:
+    """The last snapshots; of the earlier ones their number and the largest."""
+    hidden, shown = report.snapshots[:-MAX_SNAPSHOTS], report.snapshots[-MAX_SNAPSHOTS:]
+    lines = []
+    if hidden:
+        largest = max(hidden, key=lambda one: sum(usage.total for usage in one.usage.values()))
+        most = f"the largest is {largest.label}: {_snapshot(largest.usage)}; report.snapshots has all {len(report.snapshots):,}"
+        lines.append(f"snapshot    {counted(len(hidden), 'earlier one')} not shown here, {most}")
+    return [*lines, *(f"snapshot    {one.label}: {_snapshot(one.usage)}" for one in shown)]
 
 
 def _snapshot(usage: Mapping[str, Usage]) -> str:

@@ -15,11 +15,11 @@ Part = tuple[str, str]  # text and style
 
 
 class Terminal(Console):
-    """A rich console without markup and no wider than `WIDEST`, that raises BrokenPipeError where rich would end the process."""
+    """A rich console without markup and no wider than `widest`, that raises BrokenPipeError where rich would end the process."""
 
-    def __init__(self, file: IO[str]) -> None:
+    def __init__(self, file: IO[str], *, widest: int = WIDEST) -> None:
         super().__init__(file=file, highlight=False, markup=False, emoji=False)
-        self.width = min(self.width, WIDEST) if self.is_terminal else WIDEST
+        self.width = min(self.width, widest) if self.is_terminal else WIDEST
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError

@@ -11,9 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from sonde.formatting import DASH, counted, factor, milliseconds, printable, si_number, whole_percent
-from sonde.render.profile_content import advice, outside_layers, phases, profile_facts, sections
+from sonde.render.profile_content import LATENCY_HEAD, SECTION_HEAD, advice, latencies, outside_layers, phases, profile_facts, sections
 from sonde.render.profile_tree import LayerNode, finite, rows
-from sonde.render.terminal.print_to_terminal import Part, line, paragraph, plain_text
+from sonde.render.terminal.print_to_terminal import WIDEST, Part, line, paragraph, plain_text
 from sonde.render.terminal.sparkline import bar
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TerminalProfile:
         self.report = report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        report, width = self.report, options.max_width
+        report, width = self.report, min(options.max_width, WIDEST)  # of text; the tree may be wider
         for name, text in profile_facts(report):
             yield from paragraph(text, width, label=(name, "bold cyan" if name == "profile" else "dim"), indent=INDENT)
         if report.phases:
@@ -46,9 +46,15 @@ class TerminalProfile:
             if text := outside_layers(report):
                 yield line()
                 yield from paragraph(text, width, label=("in no layer", "dim"), indent=INDENT, style="dim")
+        rows, left_out = latencies(report)
+        if rows:
+            yield line()
+            yield from _table(LATENCY_HEAD, rows, options)
+            if left_out:
+                yield line((left_out, "dim"))
         if report.sections:
             yield line()
-            yield from _table(("section", "calls", "total ms", "one call ms"), sections(report), options)
+            yield from _table(SECTION_HEAD, sections(report), options)
         for (name, style), texts in zip((("slow", "bold red"), ("try", "green"), ("note", "dim")), advice(report)):
             if texts:
                 yield line()
@@ -64,7 +70,7 @@ class TerminalProfileComparison:
         self.comparison = comparison
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        comparison, width = self.comparison, options.max_width
+        comparison, width = self.comparison, min(options.max_width, WIDEST)
         yield from paragraph(comparison.sentence, width, label=("compared", "bold cyan"), indent=INDENT, style="bold")
         yield line()
         yield from _changes([comparison.step, *comparison.phases], options, "phase")
@@ -141,23 +147,24 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
     peak = report.peak_flops_per_s
     backward = any(layer.backward.is_known for layer in report.layers)
     flops = any(layer.flops_forward for layer in report.layers)
+    memory = any(layer.memory_bytes for layer in report.layers)
     every = [
         TreeColumn("forward", 8, lambda node: milliseconds(node.forward_ms), 0),
         TreeColumn("backward", 8, lambda node: milliseconds(node.backward_ms), 0 if backward else -1),
         TreeColumn("self", 7, lambda node: milliseconds(node.self_ms), 0),
         TreeColumn("±", 5, _relative_spread, 3),
         TreeColumn("share", 6, lambda node: whole_percent(report.share(node.total_ms)), 0),
-        TreeColumn("", BAR_WIDTH, lambda node: _share_bar(report, node, options), 2),
-        TreeColumn("FLOP", 7, lambda node: si_number(node.flops) if node.flops else DASH, 4 if flops else -1),
-        TreeColumn("of peak", 7, lambda node: _of_peak(node, peak), 1 if flops and peak > 0 else -1),
-        TreeColumn("memory", 8, lambda node: si_number(node.memory_bytes, "B") if node.memory_bytes else DASH, 5),
+        TreeColumn("", BAR_WIDTH, lambda node: _share_bar(report, node, options), 4),
+        TreeColumn("FLOP", 7, lambda node: si_number(node.flops) if node.flops else DASH, 5 if flops else -1),
+        TreeColumn("of peak", 7, lambda node: _of_peak(node, peak), 2 if flops and peak > 0 else -1),
+        TreeColumn("memory", 8, lambda node: si_number(node.memory_bytes, "B") if node.memory_bytes else DASH, 1 if memory else -1),
         TreeColumn("calls", 6, lambda node: f"{node.calls:g}", 6),
         TreeColumn("source", 18, lambda node: _fitted(node.source, 18), 7 if any(layer.source for layer in report.layers) else -1),
     ]
     columns = [column for column in every if column.rank == 0]
     name_width = min(max(longest, NAME_WIDTH[0]), NAME_WIDTH[1])
     for column in sorted((column for column in every if column.rank > 0), key=lambda column: column.rank):
-        least = NAME_WIDTH[0] if column.rank <= 2 else min(name_width, 36)
+        least = NAME_WIDTH[0] if column.rank <= 4 else min(name_width, 36)
         if least + sum(each.width + 1 for each in (*columns, column)) <= options.max_width:
             columns.append(column)
     columns.sort(key=every.index)

@@ -21,6 +21,16 @@ def sparkline(values: Sequence[float], width: int = 48, *, ascii_only: bool = Fa
     return "".join(_block(height, low, high, blocks) if math.isfinite(height) else marks[str(float(height))] for height in heights)
 
 
+def histogram_line(counts: Sequence[float], width: int = 48, *, logarithmic: bool = False) -> str:
+    """The bars of a histogram in one line, from zero on: an empty bin is blank, a filled one is visible. With more bins than `width`,
+    neighbours are added up. `logarithmic` is for a bar that would hide the others."""
+    num = -(-len(counts) // max(width, 1)) or 1  # bins per character, the same for each
+    counts = [sum(counts[start : start + num]) for start in range(0, len(counts), num)]
+    heights = [math.log10(1 + count) if logarithmic else count for count in counts]
+    highest = max(heights, default=0.0)
+    return "".join(BLOCKS[max(math.ceil(height / highest * len(BLOCKS)), 1) - 1] if height > 0 else " " for height in heights)
+
+
 def bar(share: float, width: int, *, ascii_only: bool = False) -> str:
     """A horizontal bar over this share of `width`; a share above zero is always visible."""
     if not share > 0:

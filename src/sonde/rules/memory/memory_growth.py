@@ -1,6 +1,7 @@
 """The memory of the process grows with every step, and nothing suggests that it will stop.
 
-What it finds    outputs, features or batches that are stored and never removed; a cache without bounds; a list that a hook fills.
+What it finds    outputs, features or batches that are stored and never removed; a cache without bounds; a list that a hook fills. Memory
+                 above memory_threshold_mb or memory_threshold_share, where these are set.
 Why it matters   the training swaps, and is killed at some point when no memory is left.
 How it knows     after the first third of the steps, each quarter of the rest uses more memory at its lowest than the one before, at a rate
                  that does not fall; and tensors of all ages accumulate in one place, which is named. Without such a place (numpy, Python
@@ -12,18 +13,40 @@ Fix              empty it after use, bound it, or store numbers instead of tenso
 
 import numpy as np
 
-from sonde.events import Finding, MemoryLimitFound, Severity
+from sonde.events import Finding, MemoryLimitFound, Severity, Started
 from sonde.formatting import size
-from sonde.memory_trend import MIN_POINTS, MemoryTrend
+from sonde.memory_trend import MB, MIN_POINTS, MemoryThreshold, MemoryTrend
 from sonde.rules._shared.leak_events import found_leaks
 from sonde.rules.rule import Clear, NotEvaluated, Result, Rule
 from sonde.run_view import RunView
 
 LEAST_MB = 24.0  # MiB: allocators take memory in pieces, and a loop that prints and logs grows by a few
-MB = 2**20
 
 
 def check(view: RunView) -> Result:
+    over, growing = _above_threshold(view), _growth(view)
+    return [*over, *growing] if over and isinstance(growing, list) else over or growing
+
+
+def _above_threshold(view: RunView) -> list[Finding]:
+    started, limit = next(iter(view.events(Started)), None), next(reversed(view.events(MemoryLimitFound)), None)
+    if started is None:
+        return []
+    mb, share = started.memory_threshold_mb, started.memory_threshold_share
+    threshold = MemoryThreshold.from_settings(mb, share, limit.num_bytes if limit is not None else None)
+    resident_mb = view.steps["rss_mb"]
+    if threshold is None or not (resident_mb * MB > threshold.num_bytes).any():
+        return []
+    row = int(np.argmax(resident_mb * MB > threshold.num_bytes))
+    used, most = size(float(resident_mb[row]) * MB), size(float(np.nanmax(resident_mb)) * MB)
+    step = view.step_number(row)
+    cause = f"the process used {used} of memory at step {step}, more than {threshold.setting} allows ({size(threshold.num_bytes)})"
+    fix = "use a smaller batch or fewer workers, or raise the threshold; `sonde memory` shows what fills the memory"
+    evidence: dict[str, float | str] = {"threshold": size(threshold.num_bytes), "used": used, "most": most}
+    return [Finding(RULE.name, Severity.WARNING, "", step, cause, fix, evidence)]
+
+
+def _growth(view: RunView) -> Result:
     resident_mb = view.steps["rss_mb"]
     trend = MemoryTrend()
     is_measured = ~np.isnan(resident_mb)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median, quantiles
 
-from sonde.formatting import counted, listing, number
+from sonde.formatting import counted, listing, number, printable
+from sonde.render.summaries.tables import text_table
 from sonde.rules.gradients.exploding_gradient import USUAL
 from sonde.tools.tensors.describe_tensor import FastStatistics
 
@@ -51,7 +52,7 @@ def combine_sizes(sizes: Iterable[GradientSize]) -> GradientSize:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerGradient:
+class LayerGradientInfo:
     """The gradient of one layer in one step. If the gradient contains NaN or Inf, so do these values."""
 
     name: str
@@ -66,13 +67,24 @@ class LayerGradient:
     def has_issue(self) -> bool:
         return self.is_vanishing or self.is_exploding
 
+    @property
+    def issue(self) -> str:
+        """ "not finite", "exploding", "vanishing" or ""."""
+        if not math.isfinite(self.grad_norm):
+            return "not finite"
+        return "exploding" if self.is_exploding else "vanishing" if self.is_vanishing else ""
+
+    def __str__(self) -> str:
+        numbers = f"norm {number(self.grad_norm)}, mean {number(self.mean_abs_grad)}, largest {number(self.max_abs_grad)}"
+        return printable(f"{self.name}: {numbers}" + (f" ({self.issue})" if self.issue else ""))
+
 
 @dataclass(frozen=True, slots=True)
 class GradientFrame:
     """The gradients of all layers in one step, sorted by layer name."""
 
     step: int
-    layers: tuple[LayerGradient, ...]
+    layers: tuple[LayerGradientInfo, ...]
 
     @property
     def has_issue(self) -> bool:
@@ -83,6 +95,15 @@ class GradientFrame:
         """The L2 norm of all layers together, which clip_grad_norm_ compares with its limit."""
         return math.hypot(*(layer.grad_norm for layer in self.layers))
 
+    def __str__(self) -> str:
+        rows = [
+            [layer.name, *map(number, (layer.grad_norm, layer.mean_abs_grad, layer.max_abs_grad)), layer.issue]
+            for layer in self.layers[:MAX_ROWS]
+        ]
+        more = [f"and {counted(len(self.layers) - MAX_ROWS, 'more layer')}"] if len(self.layers) > MAX_ROWS else []
+        head = f"step {self.step}: {counted(len(self.layers), 'layer')}, total norm {number(self.total_norm)}"
+        return "\n".join([head, text_table(("layer", "norm", "mean", "largest", ""), rows), *more])
+
 
 def build_frame(step: int, sizes: Mapping[str, GradientSize], vanishing_threshold: float, exploding_threshold: float) -> GradientFrame:
     """Builds the frame of one step; layers are flagged by absolute thresholds."""
@@ -92,7 +113,7 @@ def build_frame(step: int, sizes: Mapping[str, GradientSize], vanishing_threshol
         norm, max_abs = size.norm, size.with_nonfinite(size.max_abs)
         vanishes, explodes = size.mean_abs < vanishing_threshold, not math.isfinite(max_abs) or max_abs > exploding_threshold
         intensity = (norm / largest if largest > 0 else 0.0) if math.isfinite(norm) else 1.0
-        layers.append(LayerGradient(name, size.mean_abs, max_abs, norm, vanishes, explodes, intensity))
+        layers.append(LayerGradientInfo(name, size.mean_abs, max_abs, norm, vanishes, explodes, intensity))
     return GradientFrame(step, tuple(layers))
 
 
@@ -102,6 +123,9 @@ NUM_NEIGHBORS = USUAL // 2  # steps on either side; norms drift during training,
 USUAL_SHARE = 90  # percent of the usual steps that clipping leaves unchanged
 COMMON_START = 1.0  # common default, used if the recorded norms give no better value
 MAX_NAMES = 10  # layer names in one sentence
+MAX_ROWS = 40  # of a printed table
+FIND_ORIGIN = "To find the operation that creates them, run a step inside of: with sonde.find_origin(model) as search."
+NOT_REMOVED = "clipping does not remove them"
 
 
 class GradientHealth(StrEnum):
@@ -130,6 +154,7 @@ class ClippingAdvice:
     needed: bool | None  # None if it could not be determined
     max_norm: float | None  # for clip_grad_norm_; None if clipping would not help
     reason: str
+    num_outliers: int = 0  # steps that clipping at this norm is for
 
     def __str__(self) -> str:
         if self.max_norm is not None:
@@ -139,16 +164,22 @@ class ClippingAdvice:
 
 def clipping_advice(frames: Sequence[GradientFrame]) -> ClippingAdvice:
     """Advises whether to clip the total norm, and at a value that usual steps rarely reach."""
+    if not frames:
+        return ClippingAdvice(None, None, "no gradients were recorded")
+    known = [frame for frame in frames if math.isfinite(frame.total_norm)]
+    if not known:
+        return ClippingAdvice(None, None, f"NaN or Inf in each of {counted(len(frames), 'step')}: {NOT_REMOVED}")
+    advice, num_bad = _advice_for_finite_norms(known), len(frames) - len(known)
+    if num_bad:
+        advice = replace(advice, reason=f"{advice.reason}; {counted(num_bad, 'step')} with NaN or Inf not counted: {NOT_REMOVED}")
+    return advice
+
+
+def _advice_for_finite_norms(frames: Sequence[GradientFrame]) -> ClippingAdvice:
     totals, steps = [frame.total_norm for frame in frames], counted(len(frames), "step")
-    finite = [total for total in totals if math.isfinite(total)]
-    if not finite:
-        if not frames:
-            return ClippingAdvice(None, None, "no gradients were recorded")
-        why = f"no total norm in {steps} was finite, so {COMMON_START:g} is only a common default; find the cause first"
-        return ClippingAdvice(True, COMMON_START, why)
     not_exploding = [frame.total_norm for frame in frames if not any(layer.is_exploding for layer in frame.layers)]
     if not not_exploding:
-        return _advice_if_every_step_explodes(frames, finite)
+        return _advice_if_every_step_explodes(frames, totals)
     neighbors = (not_exploding[max(at - NUM_NEIGHBORS, 0) : at + NUM_NEIGHBORS + 1] for at in range(len(not_exploding)))
     usual = [norm for norm, near in zip(not_exploding, neighbors) if norm <= OUTLIER * median(near)]
     num_outliers = len(totals) - len(usual)
@@ -160,21 +191,27 @@ def clipping_advice(frames: Sequence[GradientFrame]) -> ClippingAdvice:
     limit = _rounded(quantiles(usual, n=100, method="inclusive")[USUAL_SHARE - 1] if len(usual) > 1 else usual[0])
     outliers = f"{num_outliers} of {steps} had an exploding gradient or {OUTLIER:g} times the norm of the neighboring steps"
     others = f"of the others the median norm is {number(median(usual))} and {USUAL_SHARE} % are below {number(limit)}"
-    return ClippingAdvice(True, limit or COMMON_START, f"{outliers}; {others}")
+    return ClippingAdvice(True, limit or COMMON_START, f"{outliers}; {others}", num_outliers)
 
 
 def _advice_if_every_step_explodes(frames: Sequence[GradientFrame], finite: Sequence[float]) -> ClippingAdvice:
     rest = [math.hypot(*(layer.grad_norm for layer in frame.layers if not layer.is_exploding)) for frame in frames]
     limit = _rounded(median(rest))
     if limit > 0:
-        return ClippingAdvice(True, limit, f"every step explodes; {number(limit)} is the median norm of the layers that do not")
+        why = f"every step explodes; {number(limit)} is the median norm of the layers that do not"
+        return ClippingAdvice(True, limit, why, len(frames))
     why = f"every layer explodes in every step, with total norms from {number(min(finite))} on, so this is only a common default"
-    return ClippingAdvice(True, COMMON_START, why)
+    return ClippingAdvice(True, COMMON_START, why, len(frames))
 
 
-def recommendations(vanishing: Sequence[str], exploding: Sequence[str], health: GradientHealth, clipping: ClippingAdvice) -> list[str]:
-    """Recommendations as sentences; the last one is for the health class."""
+def recommendations(
+    vanishing: Sequence[str], exploding: Sequence[str], nonfinite: Sequence[str], health: GradientHealth, clipping: ClippingAdvice
+) -> list[str]:
+    """Recommendations as sentences; the last one is for the health class. `exploding` are layers with finite gradients that are too large,
+    `nonfinite` those with NaN or Inf."""
     lines = []
+    if nonfinite:
+        lines.append(f"NaN or Inf in the gradients of {listing(nonfinite, MAX_NAMES)}: {NOT_REMOVED}. {FIND_ORIGIN}")
     if vanishing:
         names, advice = listing(vanishing, MAX_NAMES), "add residual connections or normalization, or use a larger learning rate"
         lines.append(f"Vanishing gradients in {names}: {advice}.")

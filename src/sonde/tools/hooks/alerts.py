@@ -187,6 +187,12 @@ class AlertDispatcher:
         with self._lock:
             return list(self._known.values())
 
+    def clear(self) -> None:
+        """Drops all alerts; the receivers stay."""
+        with self._lock:
+            self._known.clear()
+            self._undelivered.clear()
+
     def send_to(self, target: Callable[[Alert], object] | str, *, at_least: AlertSeverity, timeout_s: float = TIMEOUT_S) -> None:
         """Adds a receiver: a function that takes an `Alert`, or a web address that receives it as JSON."""
         if isinstance(target, str):

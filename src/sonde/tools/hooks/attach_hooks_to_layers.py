@@ -17,13 +17,13 @@ from sonde.capture.training_callbacks import TrainingCallbacks
 from sonde.capture.watched_model import WatchedModel
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.formatting import listing
+from sonde.layer_name_patterns import LayerPatterns
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import find_tensors, read_scalar
 from sonde.statistics.private_torch_api import graph_task_id, unwrap_compiled
 from sonde.tools.hook_that_never_raises import SafeHook
 from sonde.tools.hooks.hook_actions import RegisteredHook
 from sonde.tools.hooks.hook_builder import HookAction
-from sonde.tools.layer_name_patterns import LayerPatterns
 
 if TYPE_CHECKING:
     from sonde.tools.hooks.hook_manager import Hooks
@@ -120,14 +120,26 @@ class Attachment:
 
     def __init__(self, model: nn.Module, optimizers: list[torch.optim.Optimizer], subscriber: Hooks) -> None:
         self._model = weakref.ref(model)
-        self._optimizers = [weakref.ref(each) for each in optimizers]
-        self.has_optimizer = bool(optimizers)
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._subscriber = subscriber
         self._module_hooks: dict[str, ModuleHook] = {}
         self._handles: list[Any] = []
         self._entry_handle: Any = None
         self._has_warned = False
-        for index, optimizer in enumerate(optimizers):  # the first one counts the steps
+        self.add_optimizers(optimizers)
+
+    @property
+    def has_optimizer(self) -> bool:
+        return bool(self._optimizers)
+
+    def is_of(self, model: nn.Module) -> bool:
+        return self._model() is model
+
+    def add_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The first of all counts the steps."""
+        subscriber = self._subscriber
+        for index, optimizer in enumerate(optimizers, len(self._optimizers)):
+            self._optimizers.append(weakref.ref(optimizer))
             before, after = partial(subscriber.on_optimizer_step_start, index), partial(subscriber.on_optimizer_step_end, index)
             self._handles.append(optimizer.register_step_pre_hook(NotifyHook(before)))
             self._handles.append(optimizer.register_step_post_hook(NotifyHook(after)))

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from sonde.capture.disable_failing_probes import MAX_FAILURES
-from sonde.formatting import counted, strict
+from sonde.condition_expressions import STEP_NAMES
+from sonde.formatting import counted, listing, strict
 from sonde.render.safe_write import write_new
 from sonde.statistics.statistics_without_extension import Unsupported, readable
 from sonde.tools.hooks.alerts import Alert, AlertDispatcher, format_evidence
@@ -78,13 +79,18 @@ class HookStatus:
     faults: int
     last_error: str
     unknown: tuple[str, ...]  # names in its condition that never had a value
+    unmatched: str = ""  # a sentence, if its patterns matched no layer so far
 
     def __str__(self) -> str:
         notes = [f"fired {counted(self.executions, 'time')}"]
         if self.layers:
             notes.append(f"on {counted(len(self.layers), 'layer')}")
+        if self.unmatched:
+            notes.append(self.unmatched)
         if self.unknown:
-            notes.append(f"its condition could not be decided: no value for {', '.join(self.unknown)}")
+            missing = f"its condition could not be decided: no value for {', '.join(self.unknown)}"
+            loggable = ", ".join(f"{name}=…" for name in self.unknown if name in STEP_NAMES)
+            notes.append(f"{missing} (pass it before the optimizer step: hooks.log({loggable}))" if loggable else missing)
         if self.last_error:
             notes.append(f"{counted(self.faults, 'failure')}, the last: {self.last_error}" if self.faults else self.last_error)
         return f"{self.id}: {self.state}, {'; '.join(notes)}"
@@ -102,6 +108,8 @@ class RegisteredHook:
     last_error: str = ""
     num_files: int = 0
     num_decided: int = 0
+    has_matched: bool = False  # a layer that `execute_hooks` was called with
+    unmatched: str = ""  # the first one that its patterns did not match
     unknown: frozenset[str] = frozenset()  # names without a value when its condition could not be decided
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -115,7 +123,25 @@ class RegisteredHook:
     @property
     def status(self) -> HookStatus:
         unknown = () if self.num_decided else tuple(sorted(self.unknown))
-        return HookStatus(self.id, self.hook.name, self.state, self.executions, self.layers, self.faults, self.last_error, unknown)
+        unmatched = "" if self.has_matched or self.layers or not self.unmatched else self._describe_unmatched()
+        return HookStatus(
+            self.id, self.hook.name, self.state, self.executions, self.layers, self.faults, self.last_error, unknown, unmatched
+        )
+
+    def matches(self, layer: str, is_forward: bool) -> bool:
+        """True if it runs on this layer. The first layer that its patterns do not match is logged, unless they have matched another."""
+        patterns = self.hook.patterns
+        if patterns is not None and not self.has_matched:
+            self.has_matched = patterns.matches(layer)
+            if not self.has_matched and not self.unmatched:
+                self.unmatched = layer
+                if not self.layers:
+                    _log.warning("sonde: the hook %r did not run: %s.", self.hook.name, self._describe_unmatched())
+        return self.hook.matches(layer, is_forward)
+
+    def _describe_unmatched(self) -> str:
+        patterns = self.hook.patterns.patterns if self.hook.patterns is not None else ()
+        return f"no layer so far matches {listing(list(map(repr, patterns)))}; the first was {self.unmatched!r}"
 
     def is_due(self, step: int) -> bool:
         return step % self.hook.every == 0 and self.state == "active"

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from sonde.condition_expressions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError, require_count
 from sonde.events import Severity
-from sonde.tools.layer_name_patterns import LayerPatterns
+from sonde.layer_name_patterns import LayerPatterns
 
 AlertSeverity = Severity
 """Severity of an alert, on the same scale as findings."""

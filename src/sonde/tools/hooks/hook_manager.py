@@ -13,6 +13,7 @@ from torch import nn
 
 from sonde.condition_expressions import STEP_NAMES
 from sonde.errors import SondeError, require_count
+from sonde.layer_name_patterns import require_name
 from sonde.render.safe_write import make_folder
 from sonde.statistics import reductions
 from sonde.statistics.find_tensors import read_scalar
@@ -22,7 +23,6 @@ from sonde.tools.hooks.attach_hooks_to_layers import Attachment, in_backward
 from sonde.tools.hooks.hook_actions import ActionContext, HookStatus, RegisteredHook, stored_value
 from sonde.tools.hooks.hook_builder import AlertSeverity, HookSpec, HookTrigger, parse_choice
 from sonde.tools.hooks.hook_events import HookEvent, HookResult, TrainingStopped
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.tensors.describe_tensor import as_tensor
 
 MAX_RESULTS = 1000
@@ -32,9 +32,10 @@ _log = logging.getLogger("sonde")
 
 class Hooks:
     """Runs hooks on a model: `register_hook(hook)`, then `with hooks.attach(model, optimizer):` around the loop, or `execute_hooks(…)`. An
-    exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`)."""
+    exception in a hook never reaches the training: it is logged once, and after a few failures the hook is disabled (see `status()`).
+    `read_loss` returns the loss for conditions, where the user logs none; a session passes its own."""
 
-    def __init__(self, *, max_results: int = MAX_RESULTS) -> None:
+    def __init__(self, *, max_results: int = MAX_RESULTS, read_loss: Callable[[], float | None] = lambda: None) -> None:
         self._context = ActionContext()
         self._hooks: dict[str, RegisteredHook] = {}
         self._names: frozenset[str] = frozenset()  # names used in conditions
@@ -44,6 +45,7 @@ class Hooks:
         self._plan: dict[tuple[str, bool], list[RegisteredHook]] = {}  # hooks by layer and pass (True: forward)
         self._num_active = 0  # at the last update of the plan
         self._logged: dict[str, float] = {}  # values from `log`
+        self._read_loss = read_loss
         self._step = 0
         self._is_updating = False  # an optimizer step is running, so training cannot stop here
         self._thread = threading.local()
@@ -89,6 +91,12 @@ class Hooks:
         """Results of TRACK_GRADIENTS: by layer, pairs of step and gradient norm, oldest first."""
         return {layer: list(norms) for layer, norms in self._context.gradients.items()}
 
+    def clear(self) -> None:
+        """Drops stored results, alerts and gradient norms. Hooks stay registered, with their counters."""
+        self._results.clear()
+        self._context.alerts.clear()
+        self._context.gradients.clear()
+
     @property
     def current_step(self) -> int:
         """The current step, from 0."""
@@ -117,17 +125,26 @@ class Hooks:
         self._context.alerts.send_to(target, at_least=parse_choice(at_least, AlertSeverity, "severity"), timeout_s=timeout_s)
 
     def attach(self, model: nn.Module, optimizer: Any = None) -> Self:
-        """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`."""
+        """Registers torch hooks on the selected layers. The first optimizer counts the steps; without one, call `step()`, or attach the
+        model once more with its optimizer."""
         require_module(model, "attach", "Pass the model itself.")
         optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
         for each in optimizers:
             if not isinstance(each, torch.optim.Optimizer):
                 raise SondeError(f"optimizer must be a torch.optim.Optimizer or a list of them, not {type(each).__name__}.")
+        if self.needs_optimizer and optimizers and self._attachment is not None and self._attachment.is_of(model):
+            self._attachment.add_optimizers(optimizers)
+            return self
         if self._attachment is not None:
             raise SondeError("these hooks are already attached to a model. Call detach() first, or create another Hooks().")
         self._attachment = Attachment(model, optimizers, self)
         self._update_plan()
         return self
+
+    @property
+    def needs_optimizer(self) -> bool:
+        """True if the hooks are attached to a model without an optimizer: the steps are then counted by `step()`."""
+        return self._attachment is not None and not self._attachment.has_optimizer
 
     def detach(self) -> None:
         """Removes all torch hooks. Results, alerts and counters stay; a second call does nothing."""
@@ -162,7 +179,8 @@ class Hooks:
         metadata: Mapping[str, Any] | None = None,
     ) -> list[HookResult]:  # fmt: skip
         """Runs the hooks of this layer on a tensor, array or list, as if it were an output of the layer (or its gradient). Values in
-        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results."""
+        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results. A hook whose patterns match no
+        layer so far is logged once, and `status()` says it."""
         if not isinstance(layer_name, str):
             raise SondeError(f"a layer name is a string, not {layer_name!r}.")
         if shape is not None and not (isinstance(shape, Sequence) and all(isinstance(size, int) for size in shape)):
@@ -170,12 +188,14 @@ class Hooks:
         if metadata is not None and not isinstance(metadata, Mapping):
             raise SondeError(f"metadata must be a mapping from names to values, for instance {{'step': 3}}, or None, not {metadata!r}.")
         values = as_tensor(tensor)
-        wanted = None if shape is None else tuple(int(size) for size in shape)
+        if metadata is not None and not isinstance(metadata, Mapping):
+            raise SondeError(f"metadata holds values by name, such as {{'step': 7}}, not {metadata!r:.100}.")
+        wanted = None if shape is None else _checked_shape(shape)
         if wanted is not None and math.prod(wanted) != values.numel():
             raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
         step = int(known.get("step", self._step))
-        due = [each for each in self._hooks.values() if each.hook.matches(layer_name, is_forward) and each.is_due(step)]
+        due = [each for each in self._hooks.values() if each.matches(layer_name, is_forward) and each.is_due(step)]
         known = self._known(step, is_forward) | known
         return self._run(due, HookEvent(layer_name, values, known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata))
 
@@ -206,13 +226,16 @@ class Hooks:
             self._plan = self._attachment.update(active, keep_uncalled=is_training)
 
     def _known(self, step: int, is_forward: bool) -> dict[str, float]:
-        known = {**self._logged, "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
+        known = {**self._step_values(), "step": float(step), "forward": float(is_forward), "backward": float(not is_forward)}
         known.pop("grad_norm", None)  # a logged value is of the whole model, not of this layer
-        return self._with_learning_rate(known)
+        return known
 
-    def _with_learning_rate(self, known: dict[str, float]) -> dict[str, float]:
+    def _step_values(self) -> dict[str, float]:
+        """What the user logged, and loss and learning rate if a condition uses them."""
+        values = dict(self._logged)
+        loss = self._read_loss() if "loss" in self._names and "loss" not in values else None
         rate = self._attachment.learning_rate() if "lr" in self._names and self._attachment is not None else None
-        return known if rate is None else {**known, "lr": rate}
+        return values | {name: value for name, value in (("loss", loss), ("lr", rate)) if value is not None}
 
     def _run(self, due: Sequence[RegisteredHook], event: HookEvent) -> list[HookResult]:
         if not due or self._is_busy:  # a callback may run the model
@@ -265,7 +288,7 @@ class Hooks:
                     self._run(matching, HookEvent(name, gradient, self._known(self._step, False), step=self._step, is_forward=False))
             due = [each for each in self._hooks.values() if each.hook.is_per_step and each.is_due(self._step)]
             if due and optimizer == 0:
-                known = self._with_learning_rate({**self._logged, "step": float(self._step)})
+                known = {**self._step_values(), "step": float(self._step)}
                 needs_norm = any(each.hook.condition is not None and "grad_norm" in each.hook.condition.names for each in due)
                 norm = self._attachment.gradient_norm() if self._attachment is not None and needs_norm else None
                 known |= {"grad_norm": norm} if norm is not None else {}
@@ -289,6 +312,13 @@ class Hooks:
         self._context.stop = None
         stop.num_updates = self._step
         raise stop
+
+
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in shape)
+    except (TypeError, ValueError):
+        raise SondeError(f"shape holds the sizes of the tensor, such as (2, 3), not {shape!r:.100}.") from None
 
 
 def _number(name: str, value: Any) -> float:

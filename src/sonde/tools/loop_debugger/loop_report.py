@@ -13,10 +13,10 @@ import numpy as np
 
 from sonde.config import DebugConfig
 from sonde.formatting import counted, listing, strict, strict_json
+from sonde.layer_name_patterns import require_name
 from sonde.render.plots.figure_with_panels import MOST_LINES, EventPanel, Panel, panels
 from sonde.render.plots.plot import Plot
 from sonde.render.summaries.loop_debugger_summary import debug_html, debug_text
-from sonde.tools.layer_name_patterns import require_name
 from sonde.tools.loop_debugger.measure_loop_operation import LoopMeasurements, memory_details
 from sonde.tools.loop_debugger.operation_history import MemorySeries, OperationCalls, OperationHistory
 
@@ -119,7 +119,8 @@ def _performance(history: OperationHistory, outermost: Sequence[OperationCalls])
 
 
 def _quantiles(times: Sequence[float]) -> dict[str, float]:
-    return {"average_time": fmean(times), "median_time": median(times), "p95_time": float(np.quantile(times, 0.95)), "max_time": max(times)}
+    p95, p99 = np.quantile(times, [0.95, 0.99]).tolist()
+    return {"average_time": fmean(times), "median_time": median(times), "p95_time": p95, "p99_time": p99, "max_time": max(times)}
 
 
 def _memory(history: OperationHistory, measurements: LoopMeasurements) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def plot_history(history: OperationHistory) -> Plot:
     empty = "no anomalies" if history.num else "nothing recorded"
     panel_list = (
         Panel("execution time", "ms", times, slow if times else (), "slow", x_label="call"),
-        Panel("memory", "MiB" if "GPU" in memory else "MiB (process)", memory, x_label="operation", includes=0.0),
+        Panel("memory", "MiB" if "GPU" in memory else "MiB (CPU, no GPU in use)", memory, x_label="operation", includes=0.0),
         Panel("gradient norm", "L2 norm", norms, unusual if norms else (), "anomaly", x_label="backward pass"),
         EventPanel("anomalies", dict(list(events.items())[:MOST_LINES]), (0, last), empty=empty, x_label="call"),
     )

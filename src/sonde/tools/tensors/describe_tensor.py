@@ -14,6 +14,11 @@ from torch import Tensor
 
 from sonde.errors import SondeError
 from sonde.events import STATISTICS
+from sonde.formatting import number, percent, size
+from sonde.render.plots.arrays_to_plot import percentile, refuse_masked
+from sonde.render.plots.histogram_plots import is_steep
+from sonde.render.summaries.tables import html_table, text_table
+from sonde.render.terminal.sparkline import histogram_line
 from sonde.statistics.private_torch_api import sparse_indices, sparse_values
 from sonde.statistics.statistics_without_extension import readable, real_part, reason, values_of
 from sonde.statistics.tensor_statistics_table import StatisticsTable
@@ -65,6 +70,13 @@ class FastStatistics:
     def zero_share(self) -> float:
         return self.zeros / self.num if self.num else 0.0
 
+    def __str__(self) -> str:
+        if self.unsupported:
+            return f"not measured: {self.unsupported}"
+        bad = f", {self.nan:,} NaN, {self.inf:,} Inf" if self.nan or self.inf else ""
+        spread = f"mean {number(self.mean)}, std {number(self.std)}, {number(self.min)} to {number(self.max)}"
+        return f"{self.num:,} numbers: {spread}, L2 norm {number(self.l2)}, {percent(self.zero_share)} zeros{bad}"
+
 
 def as_tensor(value: Any) -> Tensor:
     """The value as a detached tensor; a tensor or an array is not copied."""
@@ -73,6 +85,7 @@ def as_tensor(value: Any) -> Tensor:
             return value.detach()
         except Exception:  # a subclass without detach; the later read reports why it cannot be read
             return value
+    refuse_masked(value, "This array cannot be measured")
     if isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic)):
         try:
             array = np.asarray(value)
@@ -81,8 +94,20 @@ def as_tensor(value: Any) -> Tensor:
             return _from_numpy(array)
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:  # ragged lists, tensors within lists
             return _from_list(value, error)
-    kinds, advice = "torch tensors, numpy arrays, numbers and lists of numbers", "Did you mean one of its attributes, as output.logits?"
-    raise SondeError(f"A {type(value).__name__} is not a tensor: Sonde measures {kinds}.\n{advice}")
+    kinds, advice = "torch tensors, numpy arrays, numbers and lists of numbers", _tensor_inside(value)
+    what = "None" if value is None else f"A {type(value).__name__}"
+    raise SondeError(f"{what} is not a tensor: Sonde measures {kinds}." + (f"\n{advice}" if advice else ""))
+
+
+def _tensor_inside(value: Any) -> str:
+    """What to pass instead of an object that is no tensor."""
+    if value is None:
+        return "A gradient is None before backward(), and if the loss does not depend on its parameter: check `is not None` first."
+    members = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+    name = next((name for name, member in members.items() if isinstance(member, (Tensor, np.ndarray))), None)
+    if name is None:
+        return ""
+    return f"Pass a part of it: value[{name!r}]" if isinstance(value, Mapping) else f"Pass a part of it: value.{name}"
 
 
 def _from_numpy(array: npt.NDArray[Any]) -> Tensor:
@@ -178,6 +203,9 @@ class Outlier:
     index: tuple[int, ...]
     value: float
 
+    def __str__(self) -> str:
+        return f"{number(self.value)} at {list(self.index)}"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorHistogram:
@@ -221,6 +249,38 @@ class TensorStats:
     def median(self) -> float:
         return self.percentiles.get(50, math.nan)
 
+    def title(self) -> str:
+        """`float32 [8, 3] on cpu, 96 bytes`."""
+        return f"{self.dtype} {list(self.shape)} on {self.device}, {size(self.num_bytes)}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The statistics as texts with their names, for a table."""
+        if self.unsupported:
+            return [("not measured", self.unsupported)]
+        rows = [
+            ("mean ± std", f"{number(self.mean)} ± {number(self.std)}"),
+            ("min … max", f"{number(self.min)} … {number(self.max)}"),
+            ("L1, L2 norm", f"{number(self.l1_norm)}, {number(self.l2_norm)}"),
+            ("zeros", f"{self.num_zeros:,} of {self.num_elements:,} ({percent(self.sparsity)})"),
+            ("NaN, Inf", f"{self.num_nan:,}, {self.num_inf:,}"),
+            ("extreme", f"{self.num_extreme:,}"),
+        ]
+        if self.percentiles:
+            rows.append(("percentiles", ", ".join(f"{level}: {number(value)}" for level, value in self.percentiles.items())))
+        farthest = ", ".join(f"{number(one.value)} at {list(one.index)}" for one in self.outliers[:3])
+        rows.append(("outliers", f"{self.num_outliers:,}" + (f": {farthest}" if farthest else "")))
+        if self.histogram is not None:
+            counts = self.histogram.counts.astype(np.float64)
+            steep = is_steep(counts)
+            rows.append(("histogram", f"│{histogram_line(counts.tolist(), logarithmic=steep)}│" + (" (log)" if steep else "")))
+        return rows
+
+    def __str__(self) -> str:
+        return self.title() + "\n" + text_table(("", ""), self.rows()).strip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_table(("", ""), self.rows(), title=self.title())
+
 
 @torch.no_grad()
 def describe(value: Any, *, bins: int = 64) -> TensorStats:
@@ -238,7 +298,7 @@ def describe(value: Any, *, bins: int = 64) -> TensorStats:
     stored, num_implicit = elements(tensor)
     finite = stored if found.is_finite else stored[np.isfinite(stored)]
     ordered = np.sort(finite)
-    percentiles = {percent: percentile(ordered, num_implicit, percent) for percent in PERCENTILES}
+    percentiles = {percent: percentile(ordered, percent, num_implicit) for percent in PERCENTILES}
     low, high = _outlier_bounds(ordered, found, percentiles)
     # Outliers are at both ends of the sorted elements. Implicit zeros are outliers only if a bound excludes zero.
     num_below = int(np.searchsorted(ordered, low, "left")) + (num_implicit if low > 0 else 0)
@@ -271,21 +331,6 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
         return ()
 
 
-def percentile(ordered: Floats, num_implicit: int, percent: float) -> float:
-    """A percentile of sorted finite elements plus `num_implicit` zeros, by linear interpolation."""
-    num_negative = int(np.searchsorted(ordered, 0.0, "left")) if num_implicit else ordered.size
-
-    def at(rank: int) -> float:
-        if rank < num_negative:
-            return float(ordered[rank])
-        return 0.0 if rank < num_negative + num_implicit else float(ordered[rank - num_implicit])
-
-    place = (ordered.size + num_implicit - 1) * percent / 100
-    below, above = at(math.floor(place)), at(math.ceil(place))
-    share = place - math.floor(place)
-    return below * (1 - share) + above * share
-
-
 def histogram(ordered: Floats, num_implicit: int, bins: int) -> TensorHistogram:
     """Histogram of sorted finite elements plus `num_implicit` zeros, in bins of equal width."""
     ends = [*ordered[:1].tolist(), *ordered[-1:].tolist(), *([0.0] if num_implicit else [])]
@@ -316,7 +361,7 @@ def _outlier_bounds(ordered: Floats, found: FastStatistics, percentiles: Mapping
     if common:  # at least half of the elements are equal, as after a ReLU: the bounds come from the others
         others = ordered[ordered != first]
         if others.size:
-            first, third = percentile(others, 0, 25), percentile(others, 0, 75)
+            first, third = percentile(others, 25), percentile(others, 75)
     distance = OUTLIER_IQR * (third - first)
     if distance > 0:
         return min((first - distance, *common)), max((third + distance, *common))

@@ -61,7 +61,12 @@ def parse_format(dtype: Any) -> NumberFormat:
 
 def format_of_tensor(tensor: Tensor) -> NumberFormat | None:
     """The format of the tensor's dtype; None for integers, complex numbers and rare dtypes."""
-    return FORMATS.get(_OTHER_NAMES.get(str(tensor.dtype).removeprefix("torch."), ""))
+    return format_of_dtype(tensor.dtype)
+
+
+def format_of_dtype(dtype: torch.dtype | str) -> NumberFormat | None:
+    """The same for a dtype, or its name."""
+    return FORMATS.get(_OTHER_NAMES.get(str(dtype).removeprefix("torch."), ""))
 
 
 @dataclass(frozen=True, slots=True)

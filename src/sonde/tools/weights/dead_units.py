@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sonde.formatting import number
+from sonde.formatting import number, printable
 from sonde.tools.weights.following_activation import ZEROING
 
 TINY = 1e-6  # of the median norm of the layer's units: practically zero in float32
@@ -22,6 +22,9 @@ class DeadNeuron:
     unit: int  # row of the weight: an output feature or channel
     evidence: str  # "weights" or "activations"
     reason: str
+
+    def __str__(self) -> str:
+        return printable(f"unit {self.unit} of {self.layer}: {self.reason}")
 
 
 @torch.no_grad()

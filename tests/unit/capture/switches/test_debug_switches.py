@@ -71,17 +71,23 @@ def reports(caplog: pytest.LogCaptureFixture, switch: str) -> list[dict[str, Any
 # -- what each reports ----------------------------------------------------------------------------------
 
 FIELDS: dict[str, set[str]] = {
-    "memory_usage": {"rss_mb", "parameters_mb", "gradients_mb", "optimizer_state_mb"},
+    "memory_usage": {
+        "rss_mb", "parameters_mb", "gradients_mb", "optimizer_state_mb", "system_available_mb", "system_limit_mb", "device",
+    },
     "gradient_norms": {"grad_norm", "largest", "smallest", "num_not_finite"},
-    "forward_pass": {"forwards", "forward_ms", "inputs"},
-    "backward_pass": {"backwards", "backward_ms", "loss"},
+    "forward_pass": {"forwards", "forward_ms", "inputs", "outputs", "loss", "device"},
+    "backward_pass": {"backwards", "backward_ms", "loss", "grad_norm", "not_finite", "update_norm", "update_share"},
     "device_placement": {"parameters", "inputs", "optimizer_state", "transfer_ms"},
-    "mixed_precision": {"loss_scale", "skipped", "skipped_so_far", "parameters", "gradients", "inputs"},
-    "data_loading": {"data_ms", "data_share", "inputs"},
-    "validation": {"eval_forwards", "validation_ms"},
+    "mixed_precision": {
+        "autocast", "autocast_dtype", "scaler", "loss_scale", "skipped", "skipped_so_far", "parameters", "gradients", "inputs",
+    },
+    "data_loading": {
+        "dataset", "num_samples", "num_batches", "batch_size", "num_workers", "splits", "data_ms", "data_share", "inputs",
+    },
+    "validation": {"num_batches", "num_samples", "validation_ms", "rss_mb"},
     "early_stopping": {"watches", "value", "best", "best_step", "steps_since_best"},
-    "lr_scheduling": {"lr", "scheduler_steps", "changed"},
-}
+    "lr_scheduling": {"lr", "scheduler", "scheduler_steps", "changed"},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +118,15 @@ def line(everything: Any, switch: str, number: int = 0) -> dict[str, Any]:
 def test_the_lines_hold_the_right_values(everything: Any) -> None:
     losses, model, _, _ = everything
     assert line(everything, "backward_pass", 1)["loss"] == pytest.approx(losses[1])
-    assert line(everything, "forward_pass")["inputs"] == "4x6"
+    forward = line(everything, "forward_pass")
+    assert (forward["inputs"], forward["outputs"], forward["device"]) == ({"input": "4x6"}, {"output": "4x1"}, "cpu")
+    assert forward["loss"] == pytest.approx(losses[0])
+    data = line(everything, "data_loading")
+    assert (data["dataset"], data["num_samples"], data["batch_size"], data["num_workers"]) == ("TensorDataset", 48, 4, 0)
+    assert line(everything, "validation")["num_samples"] == 4
+    assert [line(everything, "lr_scheduling", i)["scheduler"] for i in (0, 1)] == ["one that has not stepped yet", "StepLR"]
+    mixed = line(everything, "mixed_precision")
+    assert (mixed["autocast"], mixed["autocast_dtype"], mixed["scaler"]) == ("off", "none", "none")
     assert line(everything, "device_placement")["parameters"] == {"cpu": 4}
     assert line(everything, "mixed_precision")["gradients"] == {"float32": 4}
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -120,7 +134,7 @@ def test_the_lines_hold_the_right_values(everything: Any) -> None:
     assert line(everything, "memory_usage")["gradients_mb"] * 2**20 == num_bytes
     assert line(everything, "early_stopping", 2)["best"] == pytest.approx(min(losses[:3]))
     assert line(everything, "lr_scheduling")["lr"] == 0.01
-    assert [entry["step"] for entry in (line(everything, "validation", i) for i in (0, 1))] == [4, 8]
+    assert [entry["step"] for entry in (line(everything, "validation", i) for i in (0, 1, 2))] == [4, 8, 12]  # 12: after the last step
 
 
 def test_the_norms_of_gradients_are_those_of_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -174,6 +188,127 @@ def test_lines_are_few_and_none_is_forgotten(tmp_path: Path, caplog: pytest.LogC
     assert len(reports(caplog, "backward_pass")) == 3 + 12
     assert session is not None
     assert session.get_debugging_status()["backward_pass"]["num_lines"] == 3
+
+
+class Classifier(nn.Module):
+    """Called as models of transformers are: inputs by name, a dict as output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
+
+    def forward(self, batch: dict[str, torch.Tensor], labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.head((self.embedding(batch["input_ids"]) * batch["attention_mask"][..., None]).mean(1))
+        return {"loss": nn.functional.cross_entropy(logits.float(), labels), "logits": logits}
+
+
+def test_inputs_splits_and_precision_of_a_training_with_dicts_a_scaler_and_a_validation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    data = TensorDataset(torch.randint(0, 20, (24, 5)), torch.ones(24, 5), torch.randint(0, 2, (24,)))
+    training, validation = torch.utils.data.random_split(data, [16, 8])
+    names = ["forward_pass", "mixed_precision", "data_loading", "validation"]
+    config = DebugConfig(**{f"debug_{name}": True for name in names})  # type: ignore[arg-type]
+    with sonde.watch(model, optimizer, to=tmp_path / "run", config=config, strict=True) as session:
+        assert session.get_debugging_status()["forward_pass"] | {"cost_ms": 0} == {
+            "on": True, "since_step": 0, "by": "config", "cost_ms": 0, "num_lines": 0,
+        }  # fmt: skip
+        for _ in range(2):
+            for ids, mask, labels in DataLoader(training, batch_size=8):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=True):
+                    loss = model({"input_ids": ids, "attention_mask": mask}, labels=labels)["loss"]
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            with torch.no_grad():
+                for ids, mask, labels in DataLoader(validation, batch_size=3):
+                    model({"input_ids": ids, "attention_mask": mask}, labels)
+    forward = reports(caplog, "forward_pass")[0]
+    assert forward["inputs"] == {"input_ids": "8x5", "attention_mask": "8x5", "labels": "8"}
+    assert forward["outputs"] == {"loss": "scalar", "logits": "8x2"}
+    mixed = reports(caplog, "mixed_precision")[0]
+    assert (mixed["autocast"], mixed["autocast_dtype"], mixed["scaler"], mixed["loss_scale"]) == ("on", "bfloat16", "GradScaler", 1024.0)
+    data_loading = reports(caplog, "data_loading")
+    assert data_loading[0]["dataset"] == "Subset of TensorDataset"
+    assert data_loading[2]["splits"] == {"train": 16, "validation": 8}
+    assert (data_loading[2]["num_samples"], data_loading[2]["num_batches"], data_loading[2]["batch_size"]) == (16, 2, 8)
+    evaluations = reports(caplog, "validation")
+    assert [(report["step"], report["num_batches"], report["num_samples"]) for report in evaluations] == [(2, 3, 8), (4, 3, 8)]
+    assert all(report["rss_mb"] > 0 for report in evaluations)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_the_size_of_an_update_is_the_distance_that_the_parameters_moved(
+    optimizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    steps = optimizer(model.parameters(), lr=0.01)
+    with sonde.watch(model, steps, to=tmp_path / "run", strict=True, config={"debug_backward_pass": True}):
+        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        model(torch.randn(4, 6, dtype=torch.double)).square().mean().backward()
+        steps.step()
+        moved = (nn.utils.parameters_to_vector(model.parameters()).detach() - before).norm()
+    (report,) = reports(caplog, "backward_pass")
+    assert report["update_norm"] == pytest.approx(float(moved))
+    assert report["update_share"] == pytest.approx(float(moved / before.norm()))
+
+
+def test_gradients_that_are_not_finite_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", config={"debug_backward_pass": True, "enable_anomaly_detection": False}):
+        model(torch.ones(1, 2)).sum().backward()
+        model[1].weight.grad[0, 0] = torch.nan
+        optimizer.step()
+    assert reports(caplog, "backward_pass")[0]["not_finite"] == "1.weight"
+
+
+def test_every_change_of_a_learning_rate_is_written_also_after_the_last_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonde.capture.switches.rate_limited_log.PAUSE_NS", 10**15)  # longer than any test
+    train(tmp_path / "run", config=DebugConfig(debug_lr_scheduling=True))
+    changes = [(report["step"], report["changed"]) for report in reports(caplog, "lr_scheduling") if report["changed"] != "none"]
+    assert changes == [(4, "lr from 0.01 to 0.005"), (8, "lr from 0.005 to 0.0025"), (12, "lr from 0.0025 to 0.00125")]
+
+
+def test_a_switch_is_off_at_once_after_an_evaluation_and_inside_of_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonde.capture.switches.rate_limited_log.PAUSE_NS", 0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run", strict=True) as session:
+        for step in range(6):
+            if step in (0, 3):
+                session.enable_debugging()
+            with torch.no_grad():
+                model(torch.ones(1, 2))
+            if step == 2:
+                session.disable_debugging()
+                assert not any(state["on"] for state in session.get_debugging_status().values())
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            if step == 5:
+                session.disable_debugging()
+                assert not any(state["on"] for state in session.get_debugging_status().values())
+                assert not torch.is_anomaly_enabled()
+            optimizer.step()
+    assert [report["step"] for report in reports(caplog, "backward_pass")] == [0, 1, 3, 4]
+    assert [report["step"] for report in reports(caplog, "validation")] == [0, 1, 3, 4]
+
+
+def test_switches_that_are_no_names_are_refused(tmp_path: Path) -> None:
+    session = sonde.DebugSession({"level": "basic"}, to=tmp_path / "run")
+    for change in (session.enable_debugging, session.disable_debugging):
+        for given in (3, {"memory_usage": False}):
+            with pytest.raises(sonde.SondeError, match=r"switches are given by name.*not (3|\{)"):
+                change(given)  # type: ignore[arg-type]
 
 
 # -- torch's own -----------------------------------------------------------------------------------------

@@ -39,6 +39,22 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "sonde"]
 
 
+def test_a_pattern_that_matches_no_layer_is_logged_once_and_is_in_the_status(caplog: pytest.LogCaptureFixture) -> None:
+    hooks = hooks_with(inspect().layer_patterns(["atention.*", "mlp"]), inspect("other").layer_patterns("head"))
+    assert hooks.execute_hooks("head", [1.0])
+    assert hooks.execute_hooks("attention.0", [1.0]) == []
+    assert messages(caplog) == ["sonde: the hook 'look' did not run: no layer so far matches 'atention.*', 'mlp'; the first was 'head'."]
+    look, other = hooks.status().values()
+    assert "no layer so far matches 'atention.*', 'mlp'" in str(look)
+    assert "no layer" not in str(other)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [({"shape": 3}, "shape holds the sizes"), ({"metadata": 3}, "metadata holds values")])
+def test_arguments_of_execute_hooks_that_cannot_be_meant_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(SondeError, match=said):
+        hooks_with(inspect()).execute_hooks("a", [1.0], **arguments)
+
+
 # -- running ---------------------------------------------------------------------------------------
 
 
@@ -61,6 +77,7 @@ def test_the_documented_snippet_runs_as_written() -> None:
     assert result.stats.mean == pytest.approx(tensor.mean().item(), rel=1e-12)
     assert result.stats.l2 == pytest.approx(tensor.norm().item(), rel=1e-12)
     assert hooks.results == results
+    assert len(hooks.execute_hooks("attention_layer_1", tensor)) == 1  # as a regular expression
     assert hooks.execute_hooks("mlp.0", tensor) == []
 
 
@@ -428,3 +445,13 @@ def test_nothing_is_logged_without_an_issue(caplog: pytest.LogCaptureFixture) ->
     hooks.execute_hooks("a", [1.0])
     hooks.detach()
     assert messages(caplog) == []
+
+
+def test_clear_drops_results_alerts_and_gradients_and_leaves_the_hooks() -> None:
+    hooks = hooks_with(HookBuilder("x").trigger("every_backward").action("track_gradients").action("alert"))
+    hooks.execute_hooks("a", [1.0], is_forward=False)
+    assert [len(stored) for stored in (hooks.results, hooks.alerts, hooks.gradients)] == [2, 1, 1]
+    hooks.clear()
+    assert not any((hooks.results, hooks.alerts, hooks.gradients))
+    assert hooks.execute_hooks("a", [1.0], is_forward=False)
+    assert [alert.count for alert in hooks.alerts] == [1]

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from sonde.errors import SondeError
-from sonde.tools.layer_name_patterns import LayerPatterns, require_name
+from sonde.layer_name_patterns import LayerPatterns, require_name
 
 NAMES = [
     "encoder", "encoder.layer.0", "encoder.layer.0.attention", "encoder.layer.0.attention.query", "encoder.layer.1.attention",
@@ -20,7 +20,12 @@ NAMES = [
         ("layer.0", []),  # a name without a wildcard is the whole name
         ("encoder.layer.?.attention", ["encoder.layer.0.attention", "encoder.layer.1.attention"]),
         ("encoder.layer.1.*", ["encoder.layer.1.attention"]),  # not layer 10
-        ("attention.*", [name for name in NAMES if "attention" in name and "norm" not in name]),
+        ("attention.*", [name for name in NAMES if "attention" in name]),  # as a regular expression also attention_norm
+        ("attention_n.*", ["encoder.layer.0.attention_norm"]),
+        ("ttention.*", []),  # not from the middle of a part of the name
+        ("encoder.layer.[01].*", [name for name in NAMES if "layer.0" in name or "layer.1." in name]),  # not layer 10
+        ("*ead", ["head"]),  # not a regular expression
+        ("[[]", []),
         ("*.query", ["encoder.layer.0.attention.query"]),
         ("encoder.*.query", ["encoder.layer.0.attention.query"]),
         ("layer.[01].*", [name for name in NAMES if "layer.0" in name or "layer.1." in name]),
@@ -38,7 +43,7 @@ def test_several_patterns_select_each_name_once_and_in_its_order():
     assert LayerPatterns(["head", "enc*der", "h*"]).select(NAMES) == ["encoder", "head"]
 
 
-@pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3]])
+@pytest.mark.parametrize("pattern", ["re:layer[", "(encoder", "re:", "", [], [3], 3, None])
 def test_an_invalid_pattern_is_refused_at_construction(pattern):
     with pytest.raises(SondeError):
         LayerPatterns(pattern)
