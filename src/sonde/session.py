@@ -321,6 +321,8 @@ class DebugSession:
 
     def log_metrics(self, values: Mapping[str, Any]) -> None:
         """Record numbers and texts that a framework logs; anything else is passed over. A name that every step has goes into `logged/`."""
+        if not isinstance(values, Mapping):
+            raise SondeError(f"log_metrics takes a mapping from names to numbers, for instance {{'loss': 0.3}}, not {values!r}.")
         self.log({
             f"logged/{name}" if name in STEP_SCALARS else name: value
             for name, value in values.items()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -158,9 +159,11 @@ class GradientDebugger:
     def record_norm_at(self, batch_size: float, norm: float) -> None:
         """Records the gradient norm of the whole model at a batch size; ten norms at each of two sizes give the noise scale."""
         _require_positive(batch_size, "batch_size")
-        if isinstance(norm, bool) or not isinstance(norm, (int, float)):
-            raise SondeError(f"norm must be the gradient norm of the model as a number, not {norm!r}. For a tensor pass norm.item().")
-        self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(float(norm))
+        try:
+            value = float(norm)  # also of a tensor, as clip_grad_norm_ returns one
+        except (TypeError, ValueError, RuntimeError):
+            raise SondeError(f"norm must be one number, the gradient norm of the model, not {norm!r}.") from None
+        self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(value)
 
     def step(self) -> None:
         """Ends the current step. From the first call on, only `step()` ends steps, unless an optimizer was passed."""
@@ -300,5 +303,5 @@ GradientAnalyzer = GradientDebugger
 
 
 def _require_positive(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise SondeError(f"{name} must be a number of samples above 0, for instance {name}=32, not {value!r}.")

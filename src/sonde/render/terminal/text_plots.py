@@ -152,17 +152,23 @@ def heatmap(matrix: Any, names: Sequence[str] | None, area: PlotArea) -> str:
     return "\n".join([*lines, *area.counts(non_finite(values))])
 
 
+def _cell(value: Any, what: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise SondeError(f"{what} must be one number, not {value!r}.") from None
+
+
 def layer_table(rows: Mapping[str, Mapping[str, float]], area: PlotArea) -> str:
     """A line for each layer, a column for each number. Columns that have no room are named below."""
     if not isinstance(rows, Mapping) or not all(isinstance(row, Mapping) for row in rows.values()):
         raise SondeError('rows must be a mapping from layers to their numbers by name, for instance {"encoder.0": {"mean": 0.1}}.')
-    for name, row in rows.items():
-        if wrong := [column for column, value in row.items() if not isinstance(value, (int, float))]:
-            raise SondeError(f"{name}: {wrong[0]} must be a number, not {row[wrong[0]]!r}. For a tensor pass its .item().")
     if not rows:
         return area.text("no layers")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    cells = {column: [number(float(row[column])) if column in row else "" for row in rows.values()] for column in columns}
+    cells = {
+        column: [number(_cell(row[column], f"{column} of {name}")) if column in row else "" for name, row in rows.items()] for column in columns
+    }
     wide = {column: max(cell_len(area.text(column)), *map(len, cells[column])) + 2 for column in columns}
     left = min(max(cell_len(area.text(name, 200)) for name in rows), max(area.width // 2, area.width - sum(wide.values())))
     shown: list[str] = []

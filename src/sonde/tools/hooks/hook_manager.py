@@ -183,10 +183,6 @@ class Hooks:
         layer so far is logged once, and `status()` says it."""
         if not isinstance(layer_name, str):
             raise SondeError(f"a layer name is a string, not {layer_name!r}.")
-        if shape is not None and not (isinstance(shape, Sequence) and all(isinstance(size, int) for size in shape)):
-            raise SondeError(f"shape must be a list of whole numbers, for instance list(tensor.shape), or None, not {shape!r}.")
-        if metadata is not None and not isinstance(metadata, Mapping):
-            raise SondeError(f"metadata must be a mapping from names to values, for instance {{'step': 3}}, or None, not {metadata!r}.")
         values = as_tensor(tensor)
         if metadata is not None and not isinstance(metadata, Mapping):
             raise SondeError(f"metadata holds values by name, such as {{'step': 7}}, not {metadata!r:.100}.")
