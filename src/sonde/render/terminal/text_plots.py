@@ -167,7 +167,8 @@ def layer_table(rows: Mapping[str, Mapping[str, float]], area: PlotArea) -> str:
         return area.text("no layers")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     cells = {
-        column: [number(_cell(row[column], f"{column} of {name}")) if column in row else "" for name, row in rows.items()] for column in columns
+        column: [number(_cell(row[column], f"{column} of {name}")) if column in row else "" for name, row in rows.items()]
+        for column in columns
     }
     wide = {column: max(cell_len(area.text(column)), *map(len, cells[column])) + 2 for column in columns}
     left = min(max(cell_len(area.text(name, 200)) for name in rows), max(area.width // 2, area.width - sum(wide.values())))
