@@ -22,7 +22,9 @@ def __getattr__(name: str) -> Any:
         return [*_homes(), "__version__"]
     if not name.startswith("_") and name in _homes():
         return getattr(import_module(_homes()[name]), name)
-    raise AttributeError(f"module 'sonde' has no attribute {name!r}")
+    import sys  # with the module, Python adds the nearest public name to the message
+
+    raise AttributeError(f"module 'sonde' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

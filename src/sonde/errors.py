@@ -13,6 +13,12 @@ class SondeError(Exception):
     exit_code = 2
 
 
+def require_function(value: object, name: str, example: str) -> None:
+    """Raises a `SondeError` that names the argument, with an example, if `value` cannot be called."""
+    if not callable(value):
+        raise SondeError(f"{name} must be a function, for instance {example}, not {value!r}.")
+
+
 def require_count(value: object, name: str, *, minimum: int = 1) -> int:
     """Returns `value` if it is a whole number from `minimum` on; otherwise raises a `SondeError` that names the argument."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < minimum:

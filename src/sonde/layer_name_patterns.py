@@ -59,7 +59,7 @@ class LayerPatterns:
 def require_name(name: str, names: Collection[str], what: str = "layer") -> str:
     """Returns `name` if it is in `names`; otherwise raises a `SondeError` with the nearest names. `what` is the noun in the message."""
     if not isinstance(name, str):
-        raise SondeError(f"A {what} name is a string, not {name!r} of type {type(name).__name__}.")
+        raise SondeError(f"The name of the {what} is a string, not {name!r} of type {type(name).__name__}.")
     if name not in names:
         raise SondeError(f"no {what} is named {name!r}.\n{_nearest(name, list(names))}")
     return name

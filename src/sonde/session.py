@@ -186,7 +186,7 @@ class DebugSession:
 
     def _open_run(self, world_size: int) -> Path:
         if self._to is not None:
-            return open_run_directory(Path(self._to))
+            return open_run_directory(self._to)
         if world_size > 1:
             return open_run_directory(Path(self.config.output_dir) / f"{self._name or _script_name()}_{_job()}")
         return new_run_directory(Path(self.config.output_dir), self._name or _script_name())
@@ -355,6 +355,8 @@ class DebugSession:
 
     def log_metrics(self, values: Mapping[str, Any]) -> None:
         """Record numbers and texts that a framework logs; anything else is passed over. A name that every step has goes into `logged/`."""
+        if not isinstance(values, Mapping):
+            raise SondeError(f"log_metrics takes a mapping from names to numbers, for instance {{'loss': 0.3}}, not {values!r}.")
         self.log({
             f"logged/{name}" if name in STEP_SCALARS else name: value
             for name, value in values.items()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from sonde.config import DebugConfig, load_config
+from sonde.errors import require_function
 from sonde.events import StepFailed
 from sonde.session import DebugSession
 
@@ -35,6 +36,8 @@ class TrainingStep:
             self._session.record_exception(error)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        require_function(function, "a training step", "the function below @sonde.step")
+
         @functools.wraps(function)
         def training_step(*args: P.args, **kwargs: P.kwargs) -> R:
             with self as session:

@@ -33,6 +33,10 @@ class ModelArchitectureInfo:
             value = getattr(self, name)
             if value is not None or name == "total_parameters":
                 require_count(value, name, minimum=0)
+        if self.model_size_mb is not None:
+            object.__setattr__(self, "model_size_mb", _number("model_size_mb", self.model_size_mb))
+        if not isinstance(self.layer_types, Mapping):
+            raise SondeError(f"layer_types must map classes to counts, for instance {{'Linear': 3}}, not {self.layer_types!r}.")
         if self.trainable_parameters is not None and self.trainable_parameters > self.total_parameters:
             raise SondeError(f"{self.trainable_parameters} parameters cannot be trainable: there are {self.total_parameters} in all.")
 

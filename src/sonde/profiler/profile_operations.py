@@ -49,6 +49,10 @@ def profile_operations(
         raise SondeError(f"profile_operations needs a torch.nn.Module, not {type(model).__name__}. Pass the model itself.")
     if not isinstance(num_batches, int) or isinstance(num_batches, bool) or num_batches < 1:
         raise SondeError(f"num_batches must be a whole number from 1 on, not {num_batches!r}.")
+    if loss_fn is not None and not callable(loss_fn):
+        raise SondeError(f"loss_fn must be a function of output and target, for instance nn.CrossEntropyLoss(), not {loss_fn!r}.")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise SondeError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r}. Without it the model is left as it was.")
     directory = Path(output) if output is not None else None
     if directory is not None and directory.exists() and not directory.is_dir():
         raise SondeError(f"{directory} is a file. Pass a directory: the trace becomes a file in it.")

@@ -250,14 +250,14 @@ class ProfileReport:
     def save(self, path: str | Path, *, replace: bool = False, comparison: ProfileComparison | None = None) -> Path:
         """Writes `.json` (everything, for `load`), `.html` (a flame chart, with the `comparison` if there is one), `.json.gz` or
         `.trace.json` (a trace for Perfetto). Returns the path."""
-        target = Path(path)
+        target = _path(path)
         write_new(target, _content(self, target, comparison), replace=replace)
         return target
 
     @staticmethod
     def load(path: str | Path) -> ProfileReport:
         """Reads a `.json` file that `save` wrote. Raises SondeError if it is none."""
-        source = Path(path)
+        source = _path(path)
         try:
             document = json.loads(source.read_text(encoding="utf-8"))
         except OSError as error:
@@ -344,3 +344,9 @@ def _decode(kind: Any, value: Any) -> Any:
     if arguments == (float, str):  # JSON has no NaN and no infinity: they are strings in the file
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
     return kind(value)
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise SondeError(f'a profile is a file, for instance "profile.json", not {path!r}.')
+    return Path(path)

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from sonde.errors import SondeError
+from sonde.errors import SondeError, require_function
 from sonde.formatting import listing
 from sonde.profiler import LayerCost, ProfileReport, Section, Span, TimeSpread
 from sonde.profiler.profile_model import Loss, profile_model
@@ -76,6 +76,8 @@ class Profiler:
         """Stop a timer. Returns the seconds since its start."""
         end = perf_counter_ns()
         running = self._running.get(threading.get_ident(), {})
+        if not isinstance(name, str):
+            raise SondeError(f"a timer has a name, for instance profiler.stop('load'), not {name!r}.")
         if name not in running:
             others = f"Running in this thread: {listing(list(running))}." if running else "No timer runs in this thread."
             raise SondeError(f"the timer {name!r} was not started, or was stopped already. {others}\nStart it with start({name!r}).")
@@ -108,7 +110,8 @@ class Profiler:
         if not isinstance(name, str) or not isinstance(kind, str):
             raise SondeError(f'name and kind of a layer are strings, for instance "encoder.0", "Linear"; not {name!r}, {kind!r}.')
         for argument, value in (("forward_time", forward_time), ("backward_time", backward_time)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+            is_given = value is not None or argument == "forward_time"
+            if is_given and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
                 raise SondeError(f"{argument} of {name!r} must be seconds, 0 or more, not {value!r}.")
         for argument, value in (("memory", memory), ("parameters", parameters)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
@@ -138,6 +141,8 @@ class Profiler:
             raise SondeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}.")
         if any(nn.parameter.is_lazy(p) for p in model.parameters()):
             raise SondeError("this model has uninitialized parameters (Lazy modules). Run it once on an input, then profile it.")
+        if loss is not None:
+            require_function(loss, "loss", "lambda output: cross_entropy(output, targets)")
         for argument, value, minimum in (("warmup", warmup, 0), ("repeats", repeats, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
                 raise SondeError(f"{argument} must be a whole number, {minimum} or more, not {value!r}.")

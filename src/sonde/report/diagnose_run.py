@@ -17,7 +17,7 @@ from sonde.report.own_cost import Overhead, measure_overhead
 from sonde.report.report_types import MAX_POINTS, Report, RunFacts, Unevaluated, Unobserved, Verdict
 from sonde.report.run_summary import summarize
 from sonde.rules.engine import evaluate, order_findings
-from sonde.rules.registry import all_rules
+from sonde.rules.registry import all_rules, checked_rules
 from sonde.rules.rule import NotEvaluated, Rule
 from sonde.run_view import RunView, newest_views
 from sonde.run_view.step_columns import power_of_two_stride
@@ -42,7 +42,7 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None, *, lost
         lost: A sentence about records that were lost and that the run does not mention, if the caller knows of some.
     """
     source = run if isinstance(run, Run) else Run(run)
-    chosen = all_rules() if rules is None else tuple(rules)
+    chosen = all_rules() if rules is None else checked_rules(rules)
     views = newest_views(source)
     facts = _collect_facts(source, views)
     outcomes = evaluate(views, chosen)

@@ -3,6 +3,7 @@
 from functools import cache
 from importlib.metadata import entry_points
 
+from sonde.errors import SondeError
 from sonde.rules.calls import (
     grads_cleared_before_step,
     missing_backward,
@@ -87,6 +88,14 @@ def all_rules() -> tuple[Rule, ...]:
         if loaded.name not in known:  # no package replaces a rule of Sonde
             provided.setdefault(loaded.name, loaded)
     return (*RULES, *provided.values())
+
+
+def checked_rules(rules: object) -> tuple[Rule, ...]:
+    """The rules that a caller chose; a `SondeError` for anything else, as names of rules."""
+    if not isinstance(rules, (list, tuple)) or not all(isinstance(rule, Rule) for rule in rules):
+        example = "[rule for rule in sonde.rules.registry.RULES if rule.name == 'missing-zero-grad']"
+        raise SondeError(f"rules must be a list of rules, for instance {example}, not {rules!r}.")
+    return tuple(rules)
 
 
 def _why_not_a_rule(rule: object, place: str) -> str:

@@ -23,6 +23,8 @@ MAX_RUN_JSON = 16 << 20  # bytes; a longer one was not written by Sonde
 
 def new_run_directory(parent: Path, name: str | None = None) -> Path:
     """Create a directory `<time>_<name>_<random hex>` in `parent`; any number can be created in the same second."""
+    if name is not None and not isinstance(name, str):
+        raise SondeError(f"the name of a run is a string, for instance name='base', not {name!r}.")
     safe = re.sub(r"[^A-Za-z0-9.-]+", "-", name or "run").strip("-.")[:60] or "run"
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
@@ -39,8 +41,10 @@ def new_run_directory(parent: Path, name: str | None = None) -> Path:
     raise SondeError(f"No free name for a run in {parent}: every one tried was taken.")
 
 
-def open_run_directory(path: Path) -> Path:
+def open_run_directory(path: str | Path) -> Path:
     """Create the directory that the user named, or add to it if it is a run. Other directories that are not empty are refused."""
+    if not isinstance(path, (str, os.PathLike)) or path == "":
+        raise SondeError(f"a run is written to a directory, for instance to='runs/base'; this is {path!r}.")
     try:
         os.makedirs(path, exist_ok=True)
         names = os.listdir(path)

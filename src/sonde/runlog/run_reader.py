@@ -346,6 +346,8 @@ class Run:
                 None gives all events as `Event`.
             rank: Only the processes of this rank.
         """
+        if not (kind is None or isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, TypedEvent))):
+            raise SondeError(f"events are selected by kind ('nonfinite') or by a class of sonde.events (NonFinite), not by {kind!r}.")
         return self._stored_events(kind, rank) if kind is None or isinstance(kind, str) else self._typed_events(kind, rank)
 
     def _stored_events(self, kind: str | None, rank: int | None) -> Iterator[Event]:

@@ -53,6 +53,8 @@ class ActivationVisualizer:
     def register_forward_hook(self, model: nn.Module, layer: str | Sequence[str]) -> list[str]:
         """Stores the outputs of these layers from now on. `layer` is a name or a pattern ("encoder.*.attention"). Returns their names."""
         require_module(model, "register_forward_hook")
+        if not isinstance(layer, (str, Sequence)):
+            raise SondeError(f'A layer is a name or a pattern such as "encoder.*", or a list of these, not {layer!r}.')
         modules = ModelLayers(model).modules
         self._layers |= set(modules)
         names: dict[str, None] = {}
@@ -143,6 +145,9 @@ class ActivationVisualizer:
         return rows
 
     def _get(self, name: str) -> _StoredActivation:
+        given: object = name
+        if not isinstance(given, str):
+            raise SondeError(f"The name of the layer is a string, not {given!r} of type {type(given).__name__}.")
         if name in self._hooked and name not in self._stored:
             advice = "Inside torch.compile no output is stored: run the model that was passed to torch.compile."
             raise SondeError(f"{name} has not returned a tensor since the hook was registered. Run the model first.\n{advice}")

@@ -113,6 +113,8 @@ class DebugVisualizer:
 
     def create_dashboard(self, names: Iterable[str] | None = None) -> Path:
         """Writes one self-contained HTML page with these plots, or with all. Returns the path."""
+        if names is not None and not isinstance(names, Iterable):
+            raise SondeError(f"names must be a list of plot names, for instance get_plot_names(), or None for all, not {names!r}.")
         wanted = self._plots if names is None else [names] if isinstance(names, str) else names
         page = plots_page([self.get_plot(name) for name in wanted])
         return replace_file(Path(self.config.output_directory) / DASHBOARD, page)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Self
 
 import torch
@@ -53,8 +54,8 @@ class GradientDebugger:
         micro_batch_size: int | None = None, run: Callable[[], gradients_of_run.Source | None] | None = None,
     ) -> None:  # fmt: skip
         require_count(max_gradient_history, "max_gradient_history")
-        if micro_batch_size is not None and not micro_batch_size > 0:
-            raise SondeError(f"micro_batch_size must be a number of samples above 0, not {micro_batch_size!r}.")
+        if micro_batch_size is not None:
+            _require_positive(micro_batch_size, "micro_batch_size")
         self.flow = GradientFlowAnimator(max_gradient_history, vanishing_threshold, exploding_threshold)
         self._micro_batch_size = micro_batch_size
         self._run = run
@@ -157,9 +158,12 @@ class GradientDebugger:
 
     def record_norm_at(self, batch_size: float, norm: float) -> None:
         """Records the gradient norm of the whole model at a batch size; ten norms at each of two sizes give the noise scale."""
-        if not batch_size > 0:
-            raise SondeError(f"batch_size must be above 0, not {batch_size!r}.")
-        self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(float(norm))
+        _require_positive(batch_size, "batch_size")
+        try:
+            value = float(norm)  # also of a tensor, as clip_grad_norm_ returns one
+        except (TypeError, ValueError, RuntimeError):
+            raise SondeError(f"norm must be one number, the gradient norm of the model, not {norm!r}.") from None
+        self._norms_at.setdefault(float(batch_size), deque(maxlen=self.flow.max_frames)).append(value)
 
     def step(self) -> None:
         """Ends the current step. From the first call on, only `step()` ends steps, unless an optimizer was passed."""
@@ -296,3 +300,8 @@ class GradientDebugger:
 
 
 GradientAnalyzer = GradientDebugger
+
+
+def _require_positive(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+        raise SondeError(f"{name} must be a number of samples above 0, for instance {name}=32, not {value!r}.")

@@ -101,6 +101,8 @@ class GradientFlowAnimator:
 
     def record_sizes(self, step: int, sizes: Mapping[str, GradientSize]) -> None:
         """Records one frame from gradients that are already measured."""
+        if not isinstance(sizes, Mapping) or not all(isinstance(size, GradientSize) for size in sizes.values()):
+            raise SondeError(f"sizes must be a mapping from layer names to GradientSize. For plain gradients use record_step.\n{EXAMPLE}")
         thresholds = self.vanishing_threshold, self.exploding_threshold
         self._frames.append(gradient_flow_analysis.build_frame(require_count(step, "step", minimum=0), sizes, *thresholds))
 

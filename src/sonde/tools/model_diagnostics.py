@@ -10,7 +10,7 @@ from sonde.diagnostics.diagnostics_report import DiagnosticsReport, build_diagno
 from sonde.diagnostics.load_run_for_diagnostics import read_run
 from sonde.diagnostics.training_history import MetricsRecorder
 from sonde.diagnostics.user_supplied_metrics import ModelArchitectureInfo, ModelPerformanceMetrics
-from sonde.errors import SondeError, require_count
+from sonde.errors import SondeError, require_count, require_function
 from sonde.runlog.run_reader import Run
 from sonde.tools.model_architecture import inspect_architecture
 
@@ -22,6 +22,8 @@ class ModelDiagnostics:
     to read; it is called at every analysis. A session passes its own run."""
 
     def __init__(self, run: Callable[[], Run | Path | str | None] | None = None) -> None:
+        if run is not None:
+            require_function(run, "run", "lambda: session.run (for a path use ModelDiagnostics.from_run)")
         self._run = run
         self._architecture: ModelArchitectureInfo | None = None
         self._recorder = MetricsRecorder()

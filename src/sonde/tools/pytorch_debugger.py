@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.config import DebugConfig, DebugMode, load_config
-from sonde.errors import NonFiniteError, SondeError
+from sonde.errors import NonFiniteError, SondeError, require_function
 from sonde.formatting import strict
 from sonde.layer_name_patterns import require_name
 from sonde.nonfinite.origin_types import Origin
@@ -49,6 +49,8 @@ class PyTorchDebugger:
         if config is not None and not isinstance(config, DebugConfig):
             raise SondeError(f"config must be a DebugConfig, for instance DebugConfig(level='advanced'), not a {type(config).__name__}.")
         self.config = config if config is not None else load_config()
+        if session is not None and not isinstance(session, DebugSession):
+            raise SondeError(f"session must be a DebugSession, as sonde.watch(model) returns one, not a {type(session).__name__}.")
         self.session = session
         self.logger = logging.getLogger("sonde.debugger")
         self.training_logger: TrainingLogger | None = None
@@ -160,6 +162,8 @@ class PyTorchDebugger:
         """Call `optimizer.step()` and check the parameters. Returns their norm after the step. Learning rate and, from level ADVANCED on,
         the size of the update are in the DebugInfo."""
         _check_optimizer(optimizer)
+        if closure is not None:
+            require_function(closure, "closure", "the function that LBFGS calls to compute the loss")
         with self._operation("optimization_step", _model_name(model), epoch, batch) as running:
             if self._measured.anything:
                 self._measurements.before_update(model)
@@ -266,6 +270,8 @@ class PyTorchDebugger:
     def create_debug_plots(self, path: str | Path | None = None) -> Path:
         """Draw execution times, memory, gradient norms and anomalies into `path`, by default `debug_analysis.png` in `output_dir`. Returns
         the path. With nothing recorded, an existing file is not replaced."""
+        if path is not None and not isinstance(path, (str, Path)):
+            raise SondeError(f"the plot is written to a file, for instance create_debug_plots('debug.png'), not to {path!r}.")
         target = Path(path) if path is not None else Path(self.config.output_dir) / PLOT_FILE
         return target if not self._history.num and target.exists() else plot_history(self._history).save(target)
 

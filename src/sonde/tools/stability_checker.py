@@ -153,6 +153,8 @@ class StabilityChecker:
         With `loss`, a function of the output, gradients of outputs and of parameters are checked as well. The model is unchanged
         afterwards. `inputs`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches."""
         model = require_module(model, "check_model", "For one tensor use check_tensor.")
+        if loss is not None and not callable(loss):
+            raise SondeError(f"loss must be a function, for instance lambda output: cross_entropy(output, targets), not {loss!r}.")
         before = len(self.checked)
         with eval_mode_restored(model), ExitStack() as hooks:
             for path, module in model.named_modules():
@@ -170,6 +172,8 @@ class StabilityChecker:
 
     def get_issues(self, dtype: Any = None) -> list[StabilityIssue]:
         """The issues of all checked tensors in their own dtypes, or in another, for instance "fp16"."""
+        if dtype is not None:
+            parse_format(dtype)  # an unknown name raises, also where nothing was checked
         return [issue for one in self.checked for issue in one.issues(dtype)]
 
     def would_be_safe(self, dtype: Any = "fp16") -> FormatSafety:

@@ -143,7 +143,7 @@ class TensorInspector:
 
     def get_tensor_info(self, tensor_id: str) -> TensorInfo:
         """The result of one inspection."""
-        if tensor_id not in self._infos and self._was_dropped(tensor_id):
+        if isinstance(tensor_id, str) and tensor_id not in self._infos and self._was_dropped(tensor_id):
             advice = f"Store more with TensorInspector(max_tracked_tensors={2 * self.max_tracked_tensors})."
             raise SondeError(f"{tensor_id!r} is no longer stored: only the last {self.max_tracked_tensors:,} inspections are.\n{advice}")
         return self._infos[require_name(tensor_id, self._infos, "inspected tensor")]
@@ -195,6 +195,7 @@ class TensorInspector:
 
     def holders(self, tensor: Any, *, max_chains: int = 3) -> list[ReferenceChain]:
         """The reference chains that keep a tensor (or an id) alive, shortest first: `train() local 'history' -> list[412] -> loss`."""
+        require_count(max_chains, "max_chains")
         info = self._find_info(tensor)
         value = info._ref() if info is not None else tensor
         if not isinstance(value, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,10 +37,12 @@ MOST_HATCHED = 2000  # rectangles; beyond that color alone must do
 
 def layer_heatmap(names: Sequence[str], steps: Any, matrix: Any, *, name: str, label: str, unit: str = "") -> Plot:
     """One number per layer and step: rows are layers, columns are steps."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise SondeError(f"{name}: layers must be a list of names, one per row, not {names!r}.")
     layers = [str(each) for each in names]
     values = two_dimensional(matrix, name)
     if not values.size:
-        values = values.reshape(len(layers), -1)
+        values = values.reshape(len(layers), 0)
     if values.shape[0] != len(layers):
         raise SondeError(f"{name}: {len(layers)} names but {values.shape[0]} rows. Rows are layers: give one name per row.")
     places = steps_for(steps, values.shape[1], name)
@@ -93,8 +95,10 @@ def units_by_positions(values: Any, units: int | None = None) -> Floats:
     if array.ndim < 2:
         return array.reshape(-1, 1)
     axis = units if units is not None else (1 if array.ndim >= 4 else -1)
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise SondeError(f"units must be the number of a dimension, for instance units=1, not {units!r}.")
     if not -array.ndim <= axis < array.ndim:
-        raise SondeError(f"units={units}: the values have {array.ndim} dimensions, {array.shape}.")
+        raise SondeError(f"units={units}: the values have {array.ndim} dimensions, {array.shape}. Pass 0 to {array.ndim - 1}.")
     moved = np.moveaxis(array, axis, 0)
     return moved.reshape(moved.shape[0], -1)
 

@@ -1,7 +1,7 @@
 """Plots made of characters: histogram, line plot, heat map, table. No line is wider than the area; non-finite values are drawn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,8 @@ def heatmap(matrix: Any, names: Sequence[str] | None, area: PlotArea) -> str:
     values = two_dimensional(matrix, "values")
     if not values.size:
         return area.text("no values")
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise SondeError(f"names must be a list of names, one per row, not {names!r}.")
     rows = [str(name) for name in names] if names is not None else [str(row) for row in range(values.shape[0])]
     if len(rows) != values.shape[0]:
         raise SondeError(f"{len(rows)} names but {values.shape[0]} rows. Give one name per row.")
@@ -150,12 +152,24 @@ def heatmap(matrix: Any, names: Sequence[str] | None, area: PlotArea) -> str:
     return "\n".join([*lines, *area.counts(non_finite(values))])
 
 
+def _cell(value: Any, what: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise SondeError(f"{what} must be one number, not {value!r}.") from None
+
+
 def layer_table(rows: Mapping[str, Mapping[str, float]], area: PlotArea) -> str:
     """A line for each layer, a column for each number. Columns that have no room are named below."""
+    if not isinstance(rows, Mapping) or not all(isinstance(row, Mapping) for row in rows.values()):
+        raise SondeError('rows must be a mapping from layers to their numbers by name, for instance {"encoder.0": {"mean": 0.1}}.')
     if not rows:
         return area.text("no layers")
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    cells = {column: [number(float(row[column])) if column in row else "" for row in rows.values()] for column in columns}
+    cells = {
+        column: [number(_cell(row[column], f"{column} of {name}")) if column in row else "" for name, row in rows.items()]
+        for column in columns
+    }
     wide = {column: max(cell_len(area.text(column)), *map(len, cells[column])) + 2 for column in columns}
     left = min(max(cell_len(area.text(name, 200)) for name in rows), max(area.width // 2, area.width - sum(wide.values())))
     shown: list[str] = []

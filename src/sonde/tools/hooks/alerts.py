@@ -44,7 +44,7 @@ class Webhook:
         host = _host(url)
         if host is None:
             raise SondeError(f"a webhook needs an address that begins with http:// or https:// and names a host, not {url!r}.")
-        if not timeout_s > 0:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s > 0:
             raise SondeError(f"timeout_s is a number of seconds, more than 0, not {timeout_s!r}.")
         self._url, self._timeout_s = url, timeout_s
         self.host = host  # safe to log: the path of an address often contains a secret
