@@ -92,5 +92,5 @@ def test_watch_leaves_signal_handlers_alone(sonde, tmp_path):
     child = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (child.returncode, child.stdout) == (-signal.SIGILL, "enabled False\n")
     verdict = sonde("diagnose", "run")
-    assert "killed: it has no end in the log" in verdict.stdout
+    assert "killed: it has no end in the log" in " ".join(verdict.stdout.split())
     assert "fatal-signal" not in verdict.stdout

@@ -21,7 +21,8 @@ CALLED = 1.7  # what the work of every step costs, over its timed part
 OBSERVING = 1.2  # the same for what an observed step does besides; it is mostly arithmetic in one place
 SHARE_OF_CALLS = 0.5  # of the time of a step in which every tensor is measured: for runs in which no other step shows it
 MAX_PAUSE = 4.0  # medians: a step that took longer was interrupted by another program
-MUCH = 1.1  # times as long as without Sonde: the guide says what to switch off
+MUCH = 1.1, 10_000  # times as long as without Sonde, and milliseconds: the guide says what to switch off
+SHORT_MS = 1_000  # added in all: a share says nothing of a training that is over in a moment
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,7 +52,10 @@ class Overhead:
         if isfinite(self.observing_ms) and self.observing_ms > 0:
             more = "more " if each else ""
             each.append(f"{_time(self.observing_ms)} {more}at each observed step")
-        parts = [f"Sonde added {percent(max(0.0, self.ratio - 1))} to the training time" + (f" ({', '.join(each)})" if each else "")]
+        parts = [f"Sonde added {', '.join(each)}"] if each else []
+        if not each or self.own_ms >= SHORT_MS:
+            share = f"Sonde added {percent(max(0.0, self.ratio - 1))} to the training time"
+            parts = [f"{share} ({', '.join(each)})" if each else share]
         if isfinite(self.startup_ms):
             parts.append(f"{_time(self.startup_ms)} to start")
         if self.num_incidents and isfinite(self.incidents_ms):
@@ -61,7 +65,7 @@ class Overhead:
     @property
     def is_much(self) -> bool:
         """Whether the training takes notably longer because it is watched."""
-        return self.ratio > MUCH
+        return self.ratio > MUCH[0] and self.own_ms > MUCH[1]
 
 
 @dataclass(frozen=True, slots=True)

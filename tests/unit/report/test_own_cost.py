@@ -72,10 +72,13 @@ def test_where_every_step_is_observed_half_of_the_time_counts_as_the_work_of_eve
 def test_start_and_incidents_come_from_the_last_event_and_are_part_of_the_sentence():
     cost = overhead(lambda step: 0.1, lambda step: 1.0, end={"startup_ms": 310.0, "num_incidents": 2, "incidents_ms": 1250.0})
     assert (cost.startup_ms, cost.num_incidents, cost.incidents_ms) == (310.0, 2, 1250.0)
-    assert str(cost) == (
-        "Sonde added 20.5 % to the training time (0.17 ms at each step of 0.83 ms); 310 ms to start; "
-        "1.2 s to search 2 incidents"
-    )
+    assert str(cost) == ("Sonde added 0.17 ms at each step of 0.83 ms; 310 ms to start; 1.2 s to search 2 incidents")
+    assert not cost.is_much
+
+
+def test_the_share_of_the_training_time_is_stated_where_it_matters():
+    cost = overhead(lambda step: 100.0, lambda step: 1000.0)
+    assert str(cost).startswith("Sonde added 20.5 % to the training time (170 ms at each step of 830 ms)")
     assert cost.is_much
 
 
