@@ -21,7 +21,8 @@ pytestmark = pytest.mark.torch
 
 TIMED_EVENTS = ("xray", "transfers", "memory", "leaks", "start")  # when they come, or what they say, depends on the machine
 NOT_COMPARED = ("_ms", "_mb", "_ns", "num_bytes")  # ends of names; num_bytes is the memory of the machine
-ADDED: frozenset[str] = frozenset({"description", "num_incidents"})  # kinds of frames, events, their fields and scalars that version 0.1.0 did not have
+# kinds of frames, events, their fields and scalars that version 0.1.0 did not have
+ADDED: frozenset[str] = frozenset({"description", "num_incidents"})
 
 
 @pytest.fixture(scope="session")
