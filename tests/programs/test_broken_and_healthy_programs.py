@@ -20,7 +20,8 @@ from sonde.rules._shared.origin_search_results import OPERATION_DEFECTS as KEYS
 from sonde.rules.registry import RULES
 
 BROKEN_PROGRAMS = PROGRAMS / "broken"
-TOO_SHORT = {"healthy/k82_deep_tanh_adam.py"}  # its loss has not fallen yet, which a verdict says
+# Their loss does not fall, which a verdict says: one is too short, the others learn from noise.
+NOT_FALLING = {f"healthy/{name}.py" for name in ("k82_deep_tanh_adam", "k84_noise_floor_by_hand", "k85_noise_floor_in_place")}
 HEALTHY = sorted(path.relative_to(PROGRAMS).as_posix() for path in PROGRAMS.glob("healthy/*.py"))
 BROKEN = sorted(path.relative_to(BROKEN_PROGRAMS).as_posix() for path in BROKEN_PROGRAMS.glob("*/*.py"))
 FIXED = [f"fixed/{name}" for name in BROKEN if fix_of(BROKEN_PROGRAMS / name).exists()]
@@ -40,7 +41,7 @@ def test_a_healthy_program_gets_no_finding(program, tmp_path):
     alarms = [finding for finding in report.findings if finding.severity.rank >= Severity.WARNING.rank]
     assert not alarms, report.summary()
     # A program that trains bare tensors shows Sonde nothing to watch: then the honest answer is that it cannot tell.
-    expected = "nothing_found" if program in TOO_SHORT else "healthy" if report.run.models else "unknown"
+    expected = "nothing_found" if program in NOT_FALLING else "healthy" if report.run.models else "unknown"
     assert report.verdict == expected, report.summary()
 
 
