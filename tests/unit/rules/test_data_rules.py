@@ -27,6 +27,7 @@ from synthetic_steps import (
     opening,
     some_labels,
     sometimes,
+    stuck,
     the_finding,
     training,
     view_of,
@@ -168,6 +169,19 @@ def test_labels_of_several_classes_are_clear():
 
 def test_sorted_labels_in_their_first_epoch_are_not_called_constant():
     assert "been through its data" in why_not(label_constant, steps_with(labels=one_class, start=[loader(num_batches=500)]))
+
+
+def test_sorted_labels_are_not_called_constant_because_few_later_batches_were_inspected():
+    """Forty batches in an epoch without a DataLoader, the second class after twenty: the inspected batches all lie in the first half."""
+
+    def labels(step):
+        return some_labels({int(step % 40 >= 20): 32}, num_classes=2)
+
+    chosen = {*range(16), 48, 81, 128}
+    steps = fed(training(160, loss=stuck, observed=chosen.__contains__), labels=labels)
+    assert "the loss does not fall, and only 3" in why_not(label_constant, steps)
+    learning = fed(training(160, observed=chosen.__contains__), labels=labels)
+    assert the_finding(label_constant, learning).severity is Severity.CRITICAL
 
 
 def test_one_label_for_inputs_that_are_optimized_is_not_judged():

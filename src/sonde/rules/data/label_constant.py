@@ -35,8 +35,13 @@ def check(view: RunView) -> Result:
     if num_batches < ENOUGH or num_labels < FEWEST_LABELS:
         return NotEvaluated(f"only {num_batches} batches with {num_labels} labels were inspected")
     first_step, last_step = view.step_number(int(labels.rows[0])), view.step_number(int(labels.rows[-1]))
-    if last_step - first_step < (view.training_loader.num_batches or A_PASS):
+    a_pass = view.training_loader.num_batches or A_PASS
+    if last_step - first_step < a_pass:
         return NotEvaluated("the training has not been through its data once")
+    num_later = sum(view.step_number(row) - first_step >= a_pass for row in labels.rows.tolist())
+    if view.loss_trend.failing and num_later < ENOUGH:
+        # With one label the loss falls at once. Of sorted data, the few later batches may all lie in the first part of a pass.
+        return NotEvaluated(f"all labels are the same, but the loss does not fall, and only {num_later} batches of later passes were inspected")
     label, num_classes = int(classes[0]), int(labels.num_classes.max())
     return RULE.finding(
         Severity.CRITICAL,
