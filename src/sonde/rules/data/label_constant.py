@@ -41,7 +41,7 @@ def check(view: RunView) -> Result:
     num_later = sum(view.step_number(row) - first_step >= a_pass for row in labels.rows.tolist())
     if view.loss_trend.failing and num_later < ENOUGH:
         # With one label the loss falls at once. Of sorted data, the few later batches may all lie in the first part of a pass.
-        return NotEvaluated(f"all labels are the same, but the loss does not fall, and only {num_later} batches of later passes were inspected")
+        return NotEvaluated(f"all labels are the same, but the loss does not fall, and only {num_later} batches of later passes are known")
     label, num_classes = int(classes[0]), int(labels.num_classes.max())
     return RULE.finding(
         Severity.CRITICAL,
