@@ -53,7 +53,7 @@ LATE = """
     else:  # every answer is waited for, also on a busy machine
         search_cause_in_child.WAIT_S = search_cause_in_child.LIMIT_S
     from sonde.cli import main
-    sys.argv = ["sonde", "run", "--to", sys.argv[1], sys.argv[2]]
+    sys.argv = ["sonde", "run", "--every", "1", "--to", sys.argv[1], sys.argv[2]]  # which steps are observed must not depend on the load
     main()
 """
 ANSWERS = ("origin", "origin_unknown", "spike", "overflow")
