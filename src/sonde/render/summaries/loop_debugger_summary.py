@@ -80,9 +80,9 @@ def _gradients(analysis: Mapping[str, Any], gradients: Mapping[str, Any]) -> str
     )  # fmt: skip
     if gradients["num_nonfinite"]:
         text += f"; {gradients['num_nonfinite']} of {gradients['num']} not finite"
-    for verdict in ("vanishing", "exploding", "dead"):
+    for verdict, words in (("vanishing", "vanishing"), ("exploding", "exploding"), ("nonfinite", "not finite in"), ("dead", "dead")):
         layers = gradients.get(f"{verdict}_layers")
-        text += f"; {verdict}: {listing(layers)}" if layers else ""
+        text += f"; {words}: {listing(layers)}" if layers else ""
     return text
 
 

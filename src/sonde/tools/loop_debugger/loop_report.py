@@ -153,9 +153,11 @@ def _gradients(history: OperationHistory, measurements: LoopMeasurements) -> dic
         found |= {"learning_rate": update.learning_rate, **size}
     layers = measurements.layers.analyze()
     if layers.overall_health is not None:
+        nonfinite = layers.nonfinite_layers()
         found |= {
             "health": str(layers.overall_health.value), "vanishing_layers": layers.vanishing_layers(),
-            "exploding_layers": layers.exploding_layers(), "dead_layers": layers.dead_layers(),
+            "exploding_layers": [name for name in layers.exploding_layers() if name not in nonfinite],
+            "nonfinite_layers": nonfinite, "dead_layers": layers.dead_layers(),
             "layer_norms": {name: each.last_norm for name, each in layers.layers.items()},
         }  # fmt: skip
     return found
