@@ -27,6 +27,7 @@ LOWEST = 1e-9  # bottom of the bars: zero, as far as a logarithmic axis can show
 MOST_HISTOGRAMS = 96  # a larger figure would be more than a page
 COLUMNS, MANY_COLUMNS = 4, 6  # histograms beside each other; many from MANY on
 MANY = 25
+LONGEST_LINE = 30  # characters of a title that fit above a histogram
 BARS_UP_TO = 100  # rows: beyond that the gaps between bars would be finer than the pixels of a plot
 PEAK = 50.0  # times the median bar: then the other bars could not be seen beside the highest
 
@@ -197,7 +198,7 @@ def _grid(figure: Figure, name: str, each: Mapping[str, Histogram], columns: int
 
 def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
     color = style.BAD if histogram.bad else style.TEXT
-    axes.set_title(style.safe_text(layer, 30), fontsize=7, loc="left", color=color, pad=3, parse_math=False)
+    axes.set_title(_title(layer), fontsize=7, loc="left", color=color, pad=3, parse_math=False)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     if not histogram.note:
@@ -209,6 +210,15 @@ def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
     if histogram.bad:
         options: Any = {"ha": "right", "va": "top", "fontsize": style.TINY, "color": style.BAD}
         axes.text(0.99, 0.97, bad_text(histogram.bad), transform=axes.transAxes, **options)
+
+
+def _title(layer: str) -> str:
+    """The name in two lines if it is long: shortened, the parameters of equal blocks would have the same title."""
+    text = style.safe_text(layer, 2 * LONGEST_LINE)
+    if len(text) <= LONGEST_LINE:
+        return text
+    end = text.rfind(".", len(text) - LONGEST_LINE - 1, LONGEST_LINE) + 1 or LONGEST_LINE
+    return f"{text[:end]}\n{text[end:]}"
 
 
 def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float) -> None:
