@@ -395,7 +395,8 @@ def test_attention_weights_with_a_nan_are_still_one_map_per_head():
 def test_the_legend_of_a_panel_does_not_cover_the_mark_of_a_nan(bad_at):
     values = RNG.normal(size=20)
     values[bad_at] = math.nan
-    figure = figure_with_panels.panels("a", [figure_with_panels.Panel("norms", "L2", {"norm": (range(20), values)}, [bad_at], "flag")]).figure
+    panel = figure_with_panels.Panel("norms", "L2", {"norm": (range(20), values)}, [bad_at], "flag")
+    figure = figure_with_panels.panels("a", [panel]).figure
     figure.canvas.draw()
     axes = figure.axes[0]
     mark = next(line for line in axes.lines if line.get_label() == "NaN")

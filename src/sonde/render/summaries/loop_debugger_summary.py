@@ -73,7 +73,7 @@ def _statistics(tensors: Mapping[str, Mapping[str, float]]) -> str:
     shown = list(tensors.items())[:MOST_TENSORS]
     texts = [f"{printable(name)} mean {number(each['mean'])}, std {number(each['std'])}" for name, each in shown]
     more = [f"and {len(tensors) - MOST_TENSORS} more in details['statistics']"] if len(tensors) > MOST_TENSORS else []
-    return "last: " + "; ".join([*texts, *more])
+    return "last measured: " + "; ".join([*texts, *more])
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
