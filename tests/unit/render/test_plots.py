@@ -375,7 +375,8 @@ def test_a_picture_can_be_read_by_other_programs():
 
 def test_parameters_of_equal_blocks_have_different_titles_in_full():
     names = [f"transformer.layers.{i}.self_attention.in_proj_weight" for i in range(12)]
-    shown = words(plots.histograms({name: RNG.normal(size=50) for name in names}, name="weights"))
+    shown = words(plots.histograms({name: RNG.normal(size=50) for name in names}, name="weights", kind="parameter"))
+    assert any(text.startswith("12 parameters; ") for text in shown)
     assert {text.replace("\n", "") for text in shown} >= set(names)
 
 
