@@ -25,6 +25,7 @@ from sonde.tools.gradients.inactive_units import InactiveUnits, UnitActivity
 from sonde.tools.hook_that_never_raises import SafeHook, require_module
 from sonde.tools.tensors.describe_tensor import as_tensor, fast_statistics
 
+BY_OPTIMIZER = "a step is an optimizer step"
 MAX_STEPS_OF_RUN = 1000  # that are read, if the history is not limited
 
 
@@ -66,6 +67,7 @@ class GradientDebugger:
         self._without_units: set[str] = set()  # parameter paths of which rows are no units, as of an embedding
         self._measured_by_hooks: set[str] = set()  # parameter paths and layers
         self._current: dict[str, _GradientWrites] = {}
+        self._last: dict[str, GradientSize] = {}  # parameter path -> size, of the last frame
         self._applied: deque[tuple[int, float]] = deque(maxlen=max_gradient_history)  # step, share of the gradient that the optimizer used
         self._step = 0
         self._steps_counted_by = ""
@@ -101,7 +103,7 @@ class GradientDebugger:
                 self._hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)  # type: ignore[no-untyped-call]
                 self._hooked[id(parameter)] = weakref.ref(parameter)
         if optimizer is not None:
-            self._steps_counted_by = "a step is an optimizer step"
+            self._steps_counted_by = BY_OPTIMIZER
             before = SafeHook("the gradient that the optimizer uses", lambda optimizer, *_: self._measure_applied_share(optimizer))
             self._hooks.callback(optimizer.register_step_pre_hook(before).remove)
             after = SafeHook("the optimizer's step", lambda *_: self._end_step())
@@ -119,7 +121,7 @@ class GradientDebugger:
         with self._lock:
             self.flow.clear()
             self._order = dict.fromkeys(self._layer_of[path] for path in self._parameters)
-            for recorded in (self._weights, self._units, self._current, self._applied, self._pairs, self._norms_at):
+            for recorded in (self._weights, self._units, self._current, self._last, self._applied, self._pairs, self._norms_at):
                 recorded.clear()
             self._step = 0
 
@@ -143,6 +145,11 @@ class GradientDebugger:
                 self._end_step()
             self._order.setdefault(layer)
             self._layer_of[layer] = layer
+            # After the optimizer's step and before the next backward, gradients are still those of the step that has ended.
+            if self._steps_counted_by == BY_OPTIMIZER and not self._current and self._last and layer not in self._last:
+                self._last[layer] = size
+                self.flow.replace_last_sizes(self._by_layer(self._last))
+                return
             self._current[layer] = _GradientWrites(size, size)
 
     def record_model(self, model: nn.Module) -> None:
@@ -226,7 +233,8 @@ class GradientDebugger:
         with self._lock:
             if not self._current:
                 return
-            self.flow.record_sizes(self._step, self._by_layer({path: written.last for path, written in self._current.items()}))
+            self._last = {path: written.last for path, written in self._current.items()}
+            self.flow.record_sizes(self._step, self._by_layer(self._last))
             counts = {written.num_writes for written in self._current.values()}
             if len(counts) == 1 and (num := counts.pop()) > 1:
                 # The first write is the gradient of one micro-batch, the last one the sum over all, with the same loss scale.

@@ -106,6 +106,11 @@ class GradientFlowAnimator:
         thresholds = self.vanishing_threshold, self.exploding_threshold
         self._frames.append(gradient_flow_analysis.build_frame(require_count(step, "step", minimum=0), sizes, *thresholds))
 
+    def replace_last_sizes(self, sizes: Mapping[str, GradientSize]) -> None:
+        """Replaces the layers of the last frame, if there is one."""
+        if self._frames:
+            self.record_sizes(self._frames.pop().step, sizes)
+
     @property
     def frames(self) -> tuple[GradientFrame, ...]:
         """The stored frames, oldest first."""

@@ -187,7 +187,7 @@ class WeightAnalyzer:
         values = {path: parameter.detach() for path, parameter in model.named_parameters() if not fast_statistics(parameter).unsupported}
         if not values:
             raise SondeError(f"{type(model).__name__} has no parameters with readable values, so there is nothing to plot.")
-        return histograms(values, name=f"weights of {type(model).__name__}", bins=bins)
+        return histograms(values, name=f"weights of {type(model).__name__}", bins=bins, kind="parameter")
 
 
 def _summary(path: str, parameter: nn.Parameter, owner: nn.Module, activation: str | None) -> WeightSummary:

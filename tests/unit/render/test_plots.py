@@ -15,6 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from sonde.errors import SondeError  # noqa: E402
 from sonde.render import plots  # noqa: E402
+from sonde.render.plots import figure_with_panels  # noqa: E402
 
 RNG = np.random.default_rng(0)
 BIG = [f"encoder.layer.{i // 10}.linear{i % 10}" for i in range(500)]
@@ -370,3 +371,39 @@ def test_without_matplotlib_the_letter_says_what_to_install(monkeypatch, tmp_pat
 def test_a_picture_can_be_read_by_other_programs():
     image = pytest.importorskip("PIL.Image").open(io.BytesIO(plots.distribution([1.0]).render("png", dpi=50)))
     assert image.size == (320, 180)
+
+
+def test_parameters_of_equal_blocks_have_different_titles_in_full():
+    names = [f"transformer.layers.{i}.self_attention.in_proj_weight" for i in range(12)]
+    shown = words(plots.histograms({name: RNG.normal(size=50) for name in names}, name="weights", kind="parameter"))
+    assert any(text.startswith("12 parameters; ") for text in shown)
+    assert {text.replace("\n", "") for text in shown} >= set(names)
+
+
+def test_one_column_of_a_heat_map_has_one_tick():
+    axes = plots.heatmap(RNG.normal(size=(7, 1)), name="a", x_label="position", y_label="unit").figure.axes[0]
+    assert axes.get_xticks().tolist() == [0]
+
+
+def test_attention_weights_with_a_nan_are_still_one_map_per_head():
+    weights = RNG.dirichlet(np.ones(6), size=(4, 6))
+    weights[1, 2] = math.nan
+    assert plots.activation_heatmap(weights, name="a").data["kind"] == "square_maps"
+    assert plots.activation_heatmap(np.full((4, 6, 6), math.nan), name="a").data["kind"] == "heatmap"
+
+
+def test_the_legend_of_a_panel_does_not_cover_the_mark_of_a_nan():
+    values = np.random.default_rng(38).uniform(3, 8, 40)  # matplotlib's best place for a legend would be above the mark
+    values[20] = math.inf
+    panel = figure_with_panels.Panel("norms", "L2", {"norm": (range(40), values)}, [20], "anomaly")
+    figure = figure_with_panels.panels("a", [panel] * 4).figure
+    figure.canvas.draw()
+    axes = figure.axes[2]
+    mark = next(line for line in axes.lines if line.get_label() == "Infinity")
+    assert not axes.get_legend().get_window_extent().contains(*axes.transData.transform(mark.get_xydata()[0]))
+
+
+def test_a_panel_over_three_steps_has_ticks_at_whole_numbers():
+    panel = figure_with_panels.Panel("norms", "L2", {"norm": ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])})
+    axes = figure_with_panels.panels("a", [panel]).figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]

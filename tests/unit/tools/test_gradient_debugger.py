@@ -388,6 +388,25 @@ def test_a_loss_scale_does_not_make_gradients_explode():
     assert not optimizer._optimizer_step_pre_hooks
 
 
+def test_a_gradient_recorded_by_hand_after_the_optimizers_step_belongs_to_that_step():
+    model = nn.Linear(16, 4)
+    optimizer, debugger = torch.optim.SGD(model.parameters(), lr=0.1), GradientDebugger()
+    debugger.register_hooks(model, optimizer)
+    for step in range(5):
+        optimizer.zero_grad()
+        x, y = vectors()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        debugger.record_gradient_flow("by hand", [float(step), 1.0])
+    report = debugger.analyze()
+    assert report.num_steps == 5
+    assert report.layers["by hand"].steps == report.layers["weight"].steps == (0, 1, 2, 3, 4)
+    assert report.layers["by hand"].norms[4] == pytest.approx(math.hypot(4, 1))
+    debugger.clear()
+    debugger.record_gradient_flow("by hand", [1.0])
+    assert debugger.analyze().num_steps == 1
+
+
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_a_layer_with_12_of_16_dead_units_names_them(by_hand):
     model, debugger = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)), GradientDebugger()
@@ -708,11 +727,54 @@ def test_norms_that_fall_by_orders_of_magnitude_over_a_training_do_not_stand_out
 
 def test_spikes_are_clipped_at_the_upper_end_of_the_usual_norms():
     norms = [1.0 + 0.01 * i for i in range(50)]
-    norms[20] = norms[40] = 300.0
+    norms[10] = norms[20] = norms[40] = 300.0
     advice = clipping_advice(frames(*norms))
     assert advice.needed
     assert advice.max_norm == pytest.approx(float(np.quantile([n for n in norms if n < 100], 0.9)), rel=0.05)
-    assert "2 of 50 steps" in advice.reason
+    assert "3 of 50 steps" in advice.reason
+
+
+@pytest.mark.parametrize("spikes", [(20,), (20, 40)])
+def test_one_or_two_spikes_are_healthy_and_get_no_advice_to_clip(spikes):
+    debugger = GradientDebugger()
+    for step in range(50):
+        debugger.record_gradient_flow("a", [1e4 if step in spikes else 1.0])
+    report = debugger.analyze()
+    assert report.overall_health is GradientHealth.HEALTHY
+    assert (report.clipping.needed, report.clipping.max_norm) == (False, None)
+    assert report.clipping.reason.startswith(f"{len(spikes)} of 50 steps had 10 times the norm of the neighboring steps")
+    assert report.recommendations == ("Healthy: no action needed.",)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_with_a_loss_scale_the_norm_to_clip_at_is_that_of_unscaled_gradients(clips):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-6), torch.amp.GradScaler("cpu", init_scale=3000.0, growth_interval=15)
+    norms = []
+    with GradientDebugger().register_hooks(model, optimizer) as debugger:
+        for step in range(40):
+            optimizer.zero_grad()
+            x = torch.randn(64, 8)
+            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)) * (1e4 if step in (10, 20, 30) else 1)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e3 if clips else math.inf)))
+            scaler.step(optimizer)
+            scaler.update()
+    advice = debugger.analyze().clipping
+    assert advice.max_norm == pytest.approx(float(np.quantile([norm for norm in norms if norm < 1e3], 0.9)), rel=0.05)
+    assert "scaler.unscale_(optimizer)" in advice.reason
+
+
+def test_clipping_is_not_taken_for_a_loss_scale():
+    model, optimizer = (model := nn.Linear(8, 1)), torch.optim.SGD(model.parameters(), lr=1e-6)
+    with GradientDebugger().register_hooks(model, optimizer) as debugger:
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+    assert "unscale_" not in debugger.analyze().clipping.reason
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

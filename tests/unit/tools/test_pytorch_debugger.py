@@ -651,6 +651,17 @@ def test_a_nan_gradient_of_a_finite_loss_is_an_anomaly_and_the_report_says_where
     assert second.notes == ["the gradient of weight is not finite"]
 
 
+def test_the_report_says_which_gradients_are_not_finite_and_does_not_call_them_exploding(tmp_path):
+    tool, model = debugger(tmp_path), nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for factor in (1.0, 1.0, math.nan):
+        tool.debug_training_step(model, optimizer, lambda output, y, factor=factor: F.mse_loss(output, y) * factor, *batch())
+    report = tool.create_debug_report()
+    assert (report["details"]["gradients"]["nonfinite_layers"], report["details"]["gradients"]["exploding_layers"]) == (["0", "1"], [])
+    assert "1 of 3 not finite, in 0, 1" in str(report)
+    assert "exploding" not in str(report)
+
+
 def test_a_gradient_norm_of_zero_is_an_anomaly(tmp_path):
     tool, model = debugger(tmp_path), Constant()
     x, y = batch()
@@ -770,15 +781,15 @@ def test_each_log_setting_acts_on_lines_histories_and_report(setting, tmp_path, 
         lines = lines_of(folder / "debug_info.jsonl")
         log = (folder / "run.log").read_text(encoding="utf-8")
         results[value] = {
-            "log_activations": ("outputs" in report["details"]["statistics"], "statistics" in lines[0]),
-            "log_weights": ("weights" in report["details"]["statistics"], "statistics" in lines[3]),
+            "log_activations": ("outputs" in report["details"]["statistics"], "statistics" in lines[0], "outputs  " in str(report)),
+            "log_weights": ("weights" in report["details"]["statistics"], "statistics" in lines[3], "weights  " in str(report)),
             "log_memory": (
                 bool(tool.memory_history), report["memory_analysis"]["max_memory_usage"] is not None, "memory_usage" in lines[0],
                 "cpu_memory=" in log,
             ),
             "log_performance": (
                 bool(tool.performance_history), report["performance_analysis"]["max_execution_time"] is not None,
-                "execution_time" in lines[0], "execution_time=" in log,
+                "execution_time" in lines[0], "execution_time=" in log, "p50 ms" in str(report), " s in total" in str(report),
             ),
         }  # fmt: skip
     assert all(results[True][setting])

@@ -125,9 +125,9 @@ def bad_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
-def place_text(names: Sequence[str]) -> str:
+def place_text(names: Sequence[str], kind: str = "layer") -> str:
     """`in encoder.0`, `in 4 layers, the first of them encoder.0`."""
-    return f"in {names[0]}" if len(names) == 1 else f"in {len(names):,} layers, the first of them {names[0]}"
+    return f"in {names[0]}" if len(names) == 1 else f"in {len(names):,} {kind}s, the first of them {names[0]}"
 
 
 def range_text(finite: Floats) -> str:

@@ -89,7 +89,7 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
     included = [y for _, y in also] + ([] if panel.includes is None else [panel.includes])
     up = curve_axis(np.concatenate([every, np.array(included, np.float64)]))
     style.grid(axes)
-    style.draw_axis(axes, "x", across, panel.x_label, limit=6)
+    style.draw_axis(axes, "x", across, panel.x_label, limit=6, whole=True)
     style.draw_axis(axes, "y", up, panel.label + up.scale_note, limit=5)
     for (label, (steps, values)), color in zip(panel.series.items(), style.LINE_COLORS):
         x = across.place(steps)
@@ -102,7 +102,7 @@ def draw_panel(axes: Axes, panel: Panel, *, also: Sequence[tuple[float, float]] 
     shown = dict(zip(labels, handles))  # one sign for a kind of bad number, however many series have it
     if len(labels) > 1:
         options: Any = {"loc": "best", "fontsize": style.TINY, "facecolor": style.BACKGROUND, "edgecolor": "none", "framealpha": 0.85}
-        if len(shown) > MOST_BESIDE:  # they get room of their own, above the curves
+        if len(shown) > MOST_BESIDE or not np.isfinite(every).all():  # room of their own above the curves and above marks of NaN
             axes.set_ylim(top=max(axes.get_ylim()[1], 1.3))
             options |= {"ncols": 3, "loc": "upper left", "columnspacing": 1.0, "handlelength": 1.2}
         style.without_math(axes.legend(list(shown.values()), list(shown), **options).get_texts())

@@ -79,8 +79,11 @@ def heatmap(matrix: Any, *, name: str, x_label: str, y_label: str, label: str = 
         if axes is not None:
             axes.set_xlabel(style.safe_text(x_label), parse_math=False)
             axes.set_ylabel(style.safe_text(y_label), parse_math=False)
-            axes.xaxis.set_major_locator(style.whole_number_ticks(6))
-            axes.yaxis.set_major_locator(style.whole_number_ticks(6))
+            for axis, num in zip((axes.yaxis, axes.xaxis), values.shape):
+                if num > 1:
+                    axis.set_major_locator(style.whole_number_ticks(6))
+                else:
+                    axis.set_ticks([0])
 
     return Plot(name, draw, data=data, size=(6.4, 4.2))
 
@@ -117,7 +120,9 @@ def activation_heatmap(values: Any, *, name: str, units: int | None = None) -> P
 
 
 def _is_attention(array: Floats) -> bool:
-    return bool(array.size) and bool((array >= 0).all()) and bool((np.abs(array.sum(axis=-1) - 1) < 0.01).all())
+    rows = array.reshape(-1, array.shape[-1])
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    return bool(rows.size) and bool((rows >= 0).all()) and bool((np.abs(rows.sum(axis=-1) - 1) < 0.01).all())
 
 
 def square_maps(array: Floats, *, name: str) -> Plot:

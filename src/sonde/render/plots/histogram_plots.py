@@ -27,6 +27,7 @@ LOWEST = 1e-9  # bottom of the bars: zero, as far as a logarithmic axis can show
 MOST_HISTOGRAMS = 96  # a larger figure would be more than a page
 COLUMNS, MANY_COLUMNS = 4, 6  # histograms beside each other; many from MANY on
 MANY = 25
+LONGEST_LINE = 30  # characters of a title that fit above a histogram
 BARS_UP_TO = 100  # rows: beyond that the gaps between bars would be finer than the pixels of a plot
 PEAK = 50.0  # times the median bar: then the other bars could not be seen beside the highest
 
@@ -157,17 +158,17 @@ def _count_axis(axes: Axes, highest: float, steep: bool) -> None:
         axes.yaxis.set_major_locator(style.whole_number_ticks(5))
 
 
-def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64) -> Plot:
-    """The distribution of each of these values, from three layers to thousands."""
+def histograms(values_by_name: Mapping[str, Any], *, name: str, bins: int = 64, kind: str = "layer") -> Plot:
+    """The distribution of each of these values, from three layers to thousands. `kind` is what one of them is called."""
     each = {str(layer): binned(values, _bins_for(values, bins), what=str(layer)) for layer, values in values_by_name.items()}
     data = {"kind": "histograms", "distributions": {layer: histogram.data() for layer, histogram in each.items()}}
     num = len(each)
     if num <= MOST_HISTOGRAMS:
         columns = COLUMNS if num < MANY else MANY_COLUMNS
         rows = -(-max(num, 1) // columns)
-        return Plot(name, lambda figure: _grid(figure, name, each, columns), data=data, size=(1.8 * columns, 0.8 + 1.35 * rows))
+        return Plot(name, lambda figure: _grid(figure, name, each, columns, kind), data=data, size=(1.8 * columns, 0.8 + 1.35 * rows))
     high = min(1.6 + 0.11 * num, 9.0)
-    return Plot(name, lambda figure: _quantile_rows(figure, name, each, high), data=data, size=(6.8, high))
+    return Plot(name, lambda figure: _quantile_rows(figure, name, each, high, kind), data=data, size=(6.8, high))
 
 
 def _bins_for(values: Any, bins: int) -> int:
@@ -176,17 +177,17 @@ def _bins_for(values: Any, bins: int) -> int:
     return min(bins, max(num // 4, 8)) if type(bins) is int and bins <= MOST_BINS else bins
 
 
-def _grid_heading(figure: Figure, name: str, each: Mapping[str, Histogram], how: str) -> None:
+def _grid_heading(figure: Figure, name: str, each: Mapping[str, Histogram], kind: str, how: str) -> None:
     bad = [layer for layer, histogram in each.items() if histogram.bad]
     total = sum((Counter(histogram.bad) for histogram in each.values()), Counter())
-    warning = f"{bad_text(total)} {place_text(bad)}" if bad else ""
-    style.heading(figure, name, f"{counted(len(each), 'layer')}; {how}", warning)
+    warning = f"{bad_text(total)} {place_text(bad, kind)}" if bad else ""
+    style.heading(figure, name, f"{counted(len(each), kind)}; {how}", warning)
 
 
-def _grid(figure: Figure, name: str, each: Mapping[str, Histogram], columns: int) -> None:
-    _grid_heading(figure, name, each, "each on its own axis, bars as shares of the highest")
+def _grid(figure: Figure, name: str, each: Mapping[str, Histogram], columns: int, kind: str) -> None:
+    _grid_heading(figure, name, each, kind, "each on its own axis, bars as shares of the highest")
     if not each:
-        style.show_message(figure.add_subplot(), "no layers")
+        style.show_message(figure.add_subplot(), f"no {kind}s")
         return
     grid = figure.subplots(-(-len(each) // columns), min(columns, len(each)), squeeze=False).ravel()
     for axes, (layer, histogram) in zip(grid, each.items()):
@@ -197,7 +198,7 @@ def _grid(figure: Figure, name: str, each: Mapping[str, Histogram], columns: int
 
 def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
     color = style.BAD if histogram.bad else style.TEXT
-    axes.set_title(style.safe_text(layer, 30), fontsize=7, loc="left", color=color, pad=3, parse_math=False)
+    axes.set_title(_title(layer), fontsize=7, loc="left", color=color, pad=3, parse_math=False)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     if not histogram.note:
@@ -211,9 +212,18 @@ def _small_histogram(axes: Axes, layer: str, histogram: Histogram) -> None:
         axes.text(0.99, 0.97, bad_text(histogram.bad), transform=axes.transAxes, **options)
 
 
-def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float) -> None:
+def _title(layer: str) -> str:
+    """The name in two lines if it is long: shortened, the parameters of equal blocks would have the same title."""
+    text = style.safe_text(layer, 2 * LONGEST_LINE)
+    if len(text) <= LONGEST_LINE:
+        return text
+    end = text.rfind(".", len(text) - LONGEST_LINE - 1, LONGEST_LINE) + 1 or LONGEST_LINE
+    return f"{text[:end]}\n{text[end:]}"
+
+
+def _quantile_rows(figure: Figure, name: str, each: Mapping[str, Histogram], high: float, kind: str) -> None:
     """Five quantiles for each layer, one row each, on one axis."""
-    _grid_heading(figure, name, each, "of each the median (black), the middle 50 % (dark) and the middle 90 % (light)")
+    _grid_heading(figure, name, each, kind, "of each the median (black), the middle 50 % (dark) and the middle 90 % (light)")
     axes = figure.add_subplot()
     known = {row: histogram for row, histogram in enumerate(each.values()) if histogram.note}
     rows = np.array(list(known))

@@ -111,7 +111,7 @@ def draw_axis(axes: Axes, which: str, axis: Axis, label: str, *, limit: int = 6,
     """Ticks and a label for an axis whose positions are shares; `whole` is for values of which none lies between two numbers."""
     ticks = axis.ticks(limit)
     if whole:
-        ticks = [(place, f"{float(text):g}") for place, text in ticks if float(text).is_integer()]
+        ticks = [(place, f"{float(text):.0f}" if abs(float(text)) < 1e5 else text) for place, text in ticks if float(text).is_integer()]
     target = axes.xaxis if which == "x" else axes.yaxis
     target.set_ticks([place for place, _ in ticks], labels=[typeset(text) for _, text in ticks])
     target.set_label_text(safe_text(label), parse_math=False)

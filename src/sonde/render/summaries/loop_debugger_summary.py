@@ -9,6 +9,7 @@ from sonde.render.summaries.tables import hanging, html_table, text_table
 
 NAME = 12
 MOST_NOTES = 8  # detected problems
+MOST_TENSORS = 3  # with statistics, in one line
 HEAD = ("operation", "calls", "p50 ms", "p95 ms", "p99 ms", "total ms", "share")
 LONGEST_NAME = 25  # characters: the table then fits into 80 columns
 
@@ -18,7 +19,7 @@ def debug_text(report: Mapping[str, Mapping[str, Any]]) -> str:
     if not rows:
         return "nothing recorded: wrap the operations of the loop, for instance with debug_training_step(...)"
     lines = [line for name, fact in _facts(report) for line in hanging(f"{name:<{NAME}}", fact)]
-    table = text_table(HEAD, [[row[0][:LONGEST_NAME], *row[1:]] for row in rows])
+    table = text_table(_head(report), [[row[0][:LONGEST_NAME], *row[1:]] for row in rows])
     detected = [line for note in _notes(report) for line in hanging("- ", note)]
     return "\n".join([*lines, *(["", "detected", *detected] if detected else []), "", table])
 
@@ -26,7 +27,11 @@ def debug_text(report: Mapping[str, Mapping[str, Any]]) -> str:
 def debug_html(report: Mapping[str, Mapping[str, Any]]) -> str:
     rows = _operations(report)
     notes = [f"{name}: {fact}" for name, fact in _facts(report)] + _notes(report)
-    return html_table(HEAD, rows, title="training loop" if rows else "nothing recorded", notes=notes if rows else ())
+    return html_table(_head(report), rows, title="training loop" if rows else "nothing recorded", notes=notes if rows else ())
+
+
+def _head(report: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    return HEAD if report["details"]["performance"] else HEAD[:2]
 
 
 def _facts(report: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -43,11 +48,10 @@ def _facts(report: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     if details["last_loss"] is not None:
         lowest = f"; lowest {number(details['lowest_loss'])}" if details["lowest_loss"] is not None else ""
         rows.append(("loss", f"first {number(details['first_loss'])}, last {number(details['last_loss'])}{lowest}"))
-    performance = details["performance"]
-    pace = f"; {number(performance['steps_per_second'])} steps per second" if performance["steps_per_second"] else ""
-    rows.append(("time", f"{number(performance['total_time'])} s in total, most of it in {performance['slowest_operation']}{pace}"))
+    rows.append(("time", _time(details["performance"])))
     rows.append(("memory", _memory(details["memory"])))
     rows.append(("gradients", _gradients(report["gradient_analysis"], details["gradients"])))
+    rows.extend((kind, _statistics(tensors)) for kind, tensors in details["statistics"].items())
     return rows
 
 
@@ -56,6 +60,20 @@ def _problems(summary: Mapping[str, Any]) -> str:
              ("performance_issues_detected", "slow operation", "slow operations"))  # fmt: skip
     found = [f"{summary[key]:,} {one if summary[key] == 1 else several}" for key, one, several in kinds if summary[key]]
     return ", ".join(found) or "none"
+
+
+def _time(performance: Mapping[str, Any]) -> str:
+    if not performance:
+        return "not recorded"
+    pace = f"; {number(performance['steps_per_second'])} steps per second" if performance["steps_per_second"] else ""
+    return f"{number(performance['total_time'])} s in total, most of it in {performance['slowest_operation']}{pace}"
+
+
+def _statistics(tensors: Mapping[str, Mapping[str, float]]) -> str:
+    shown = list(tensors.items())[:MOST_TENSORS]
+    texts = [f"{printable(name)} mean {number(each['mean'])}, std {number(each['std'])}" for name, each in shown]
+    more = [f"and {len(tensors) - MOST_TENSORS} more in details['statistics']"] if len(tensors) > MOST_TENSORS else []
+    return "last measured: " + "; ".join([*texts, *more])
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
@@ -80,6 +98,8 @@ def _gradients(analysis: Mapping[str, Any], gradients: Mapping[str, Any]) -> str
     )  # fmt: skip
     if gradients["num_nonfinite"]:
         text += f"; {gradients['num_nonfinite']} of {gradients['num']} not finite"
+        if layers := gradients.get("nonfinite_layers"):
+            text += f", in {listing(layers)}"
     for verdict in ("vanishing", "exploding", "dead"):
         layers = gradients.get(f"{verdict}_layers")
         text += f"; {verdict}: {listing(layers)}" if layers else ""
@@ -99,6 +119,10 @@ def _operations(report: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     def add(inside: str, depth: int) -> None:
         for name, one in known.items():
             if one["inside"] == inside and depth < 8:
+                if "total_time" not in one:
+                    rows.append(["  " * depth + printable(name), f"{one['calls']:,}"])
+                    add(name, depth + 1)
+                    continue
                 cells = [milliseconds(1e3 * one.get(key, math.nan)) for key in ("median_time", "p95_time", "p99_time", "total_time")]
                 share = percent(one["share"]) if one["share"] is not None else ""
                 rows.append(["  " * depth + printable(name), f"{one['calls']:,}", *cells, share])

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 from sonde.formatting import counted, listing, number, printable
 from sonde.render.summaries.tables import text_table
-from sonde.rules.gradients.exploding_gradient import USUAL
+from sonde.rules.gradients.exploding_gradient import NUM_LEAPS, USUAL
 from sonde.tools.tensors.describe_tensor import FastStatistics
 
 
@@ -154,7 +154,7 @@ class ClippingAdvice:
     needed: bool | None  # None if it could not be determined
     max_norm: float | None  # for clip_grad_norm_; None if clipping would not help
     reason: str
-    num_outliers: int = 0  # steps that clipping at this norm is for
+    num_outliers: int = 0  # steps that clipping would change
 
     def __str__(self) -> str:
         if self.max_norm is not None:
@@ -189,8 +189,11 @@ def _advice_for_finite_norms(frames: Sequence[GradientFrame]) -> ClippingAdvice:
         why = f"{len(totals)} total norms, {number(min(totals))} to {number(max(totals))}, and none stands out from its neighbors"
         return ClippingAdvice(False, None, why)
     limit = _rounded(quantiles(usual, n=100, method="inclusive")[USUAL_SHARE - 1] if len(usual) > 1 else usual[0])
-    outliers = f"{num_outliers} of {steps} had an exploding gradient or {OUTLIER:g} times the norm of the neighboring steps"
     others = f"of the others the median norm is {number(median(usual))} and {USUAL_SHARE} % are below {number(limit)}"
+    if len(not_exploding) == len(totals) and num_outliers < NUM_LEAPS:  # one or two noisy batches are no reason to change a training
+        outliers = f"{num_outliers} of {steps} had {OUTLIER:g} times the norm of the neighboring steps, clip if that happens again"
+        return ClippingAdvice(False if len(totals) >= ENOUGH_NORMS else None, None, f"{outliers}; {others}", num_outliers)
+    outliers = f"{num_outliers} of {steps} had an exploding gradient or {OUTLIER:g} times the norm of the neighboring steps"
     return ClippingAdvice(True, limit or COMMON_START, f"{outliers}; {others}", num_outliers)
 
 

@@ -28,6 +28,7 @@ INACTIVE_SHARE = 0.5  # of a layer's units; a few units of a ReLU layer are ofte
 TREND_POINTS = 8  # steps with a positive norm: fewer show no trend
 TREND_DECADES = 0.5  # over the recorded steps, by a straight line through the logarithms: a factor of three
 TREND_FIT = 0.5  # share of the variance that the line explains; below it there is no trend
+SAME_SCALE = 1e-3  # difference of two exponents of two: gradients in half precision are rounded when they are unscaled
 MAX_ROWS = 40  # of a printed table
 MAX_UNITS = 20  # listed in one sentence
 UNKNOWN = "could not tell"
@@ -84,6 +85,10 @@ class GradientReport:
     def exploding_layers(self) -> list[str]:
         """Layers with the verdict "exploding"."""
         return self._with_verdict("exploding")
+
+    def nonfinite_layers(self) -> list[str]:
+        """Layers with a NaN or Inf in the gradient of any step. Their verdict is "exploding"."""
+        return [name for name, layer in self.layers.items() if not all(map(math.isfinite, layer.norms))]
 
     def dead_layers(self) -> list[str]:
         """Layers with a gradient of exactly zero, or without any gradient."""
@@ -174,7 +179,7 @@ def build_gradient_report(
     nonfinite = [name for name in order if not all(map(math.isfinite, layers[name].norms))]
     by_verdict = {kind: [name for name in order if verdicts[name] == kind] for kind in ("vanishing", "exploding", "dead", "inactive")}
     vanishing, exploding, dead = by_verdict["vanishing"], by_verdict["exploding"], by_verdict["dead"]
-    clipping = gradient_flow_analysis.clipping_advice(judged)
+    clipping = _clipping_advice(judged, applied)
     has_minor_issue = bool(vanishing or dead or by_verdict["inactive"]) or clipping.num_outliers >= NUM_LEAPS
     health = gradient_flow_analysis.classify_health(judged, exploded=bool(exploding), vanished=has_minor_issue)
     too_large = [name for name in exploding if name not in nonfinite]
@@ -193,6 +198,38 @@ def build_gradient_report(
         spikes = f"Spikes: {gradient_flow_analysis.clipping_call(clipping.max_norm)} removes them; {clipping.reason}."
         lines = [spikes, *([] if health is GradientHealth.HEALTHY else lines)]
     return GradientReport(len(frames), steps_counted_by, layers, health, clipping, noise, tuple(lines), judged)
+
+
+def _clipping_advice(frames: Sequence[GradientFrame], applied: Mapping[int, float]) -> ClippingAdvice:
+    """The advice for gradients without the loss scale of a GradScaler, because clip_grad_norm_ is called after unscale_."""
+    factors = unscaling_factors([frame.step for frame in frames], applied)
+    if not factors:
+        return gradient_flow_analysis.clipping_advice(frames)
+    advice = gradient_flow_analysis.clipping_advice([_multiplied(frame, factor) for frame, factor in zip(frames, factors)])
+    return replace(advice, reason=f"{advice.reason}; these are norms after scaler.unscale_(optimizer), which must come before clipping")
+
+
+def _multiplied(frame: GradientFrame, factor: float) -> GradientFrame:
+    return replace(frame, layers=tuple(replace(layer, grad_norm=layer.grad_norm * factor) for layer in frame.layers))
+
+
+def unscaling_factors(steps: Sequence[int], applied: Mapping[int, float]) -> list[float]:
+    """By step, the factor that a GradScaler multiplied the gradients by; empty if there is no loss scale. A loss scale is the same in most
+    steps, or changes by a power of two; the factor of clipping differs from step to step."""
+    exponents = {step: math.log2(share) for step, share in applied.items()}
+    for scale in exponents.values():
+        same = {step: exponent for step, exponent in exponents.items() if abs((exponent - scale + 0.5) % 1 - 0.5) < SAME_SCALE}
+        if 2 * len(same) > len(exponents):
+            break
+    else:
+        return []
+    if max(map(abs, same.values())) < SAME_SCALE:  # a factor of one
+        return []
+    factors, known = [], next(iter(same.values()))
+    for step in steps:
+        known = same.get(step, known)
+        factors.append(2.0**known)
+    return factors
 
 
 class LayerFlag(NamedTuple):

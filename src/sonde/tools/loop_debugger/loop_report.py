@@ -106,6 +106,8 @@ def _details(history: OperationHistory, measurements: LoopMeasurements, session:
 
 
 def _performance(history: OperationHistory, outermost: Sequence[OperationCalls]) -> dict[str, Any]:
+    if not history.logs_times:
+        return {}
     enclosing = {each.inside for each in history.operations.values()}
     innermost = [each for each in history.operations.values() if each.name not in enclosing]
     steps = [time_s for each in history.operations.values() if each.name == STEP for time_s in each.times_s]
@@ -153,25 +155,29 @@ def _gradients(history: OperationHistory, measurements: LoopMeasurements) -> dic
         found |= {"learning_rate": update.learning_rate, **size}
     layers = measurements.layers.analyze()
     if layers.overall_health is not None:
+        nonfinite = layers.nonfinite_layers()
         found |= {
             "health": str(layers.overall_health.value), "vanishing_layers": layers.vanishing_layers(),
-            "exploding_layers": layers.exploding_layers(), "dead_layers": layers.dead_layers(),
+            "exploding_layers": [name for name in layers.exploding_layers() if name not in nonfinite],
+            "nonfinite_layers": nonfinite, "dead_layers": layers.dead_layers(),
             "layer_norms": {name: each.last_norm for name, each in layers.layers.items()},
         }  # fmt: skip
     return found
 
 
 def _operations(history: OperationHistory) -> dict[str, Any]:
-    """Times in seconds by operation; `own_time` is without the operations inside, `share` is of all recorded time."""
+    """Calls and times in seconds by operation; `own_time` is without the operations inside, `share` is of all recorded time."""
     whole = math.fsum(each.total_s for each in history.operations.values() if not each.inside)
     operations: dict[str, Any] = {}
     for each in history.operations.values():
         name = each.name if each.name not in operations else f"{each.name} in {each.inside or 'no operation'}"
         inside = math.fsum(other.total_s for other in history.operations.values() if other.inside == each.name)
-        operations[name] = {
-            "calls": each.num_calls, **_quantiles(each.times_s), "total_time": each.total_s, "own_time": max(0.0, each.total_s - inside),
-            "share": each.total_s / whole if whole > 0 else None, "inside": each.inside, "num_errors": each.num_errors,
-        }  # fmt: skip
+        operations[name] = {"calls": each.num_calls, "inside": each.inside, "num_errors": each.num_errors}
+        if history.logs_times:
+            operations[name] |= {
+                **_quantiles(each.times_s), "total_time": each.total_s, "own_time": max(0.0, each.total_s - inside),
+                "share": each.total_s / whole if whole > 0 else None,
+            }  # fmt: skip
     return operations
 
 

@@ -87,7 +87,7 @@ class OperationHistory:
 
     def __init__(self, report: Callable[[str, str], None], *, logs_memory: bool = True, logs_times: bool = True) -> None:
         self._report = report
-        self._logs_memory, self._logs_times = logs_memory, logs_times
+        self._logs_memory, self.logs_times = logs_memory, logs_times
         self.infos: deque[DebugInfo] = deque(maxlen=MAX_STORED)
         self.operations: dict[tuple[str, str], OperationCalls] = {}
         self.last_times_s: dict[str, float] = {}  # of the last operation of each name
@@ -120,7 +120,7 @@ class OperationHistory:
         calls.total_s += time_s
         calls.times_s.append(time_s)
         self.last_times_s[info.operation] = time_s
-        if self._logs_times:
+        if self.logs_times:
             if not info.inside:
                 self.times_s.append(time_s)
             if time_s > 0 and not info.error:
