@@ -186,7 +186,7 @@ def _why_no_training(views: Mapping[int, RunView]) -> str:
 def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) -> str:
     ended = run.ended
     if ended.how in CRASHES or (ended.how == "exit" and ended.exit_code):
-        return "It did not run to its end."
+        return "The training did not run to its end."
     trends = [view.loss_trend for view in views.values() if not view.loss_trend.has_fallen_at_times]
     failing = next((text for trend in trends if (text := trend.failing)), "")
     if failing:
