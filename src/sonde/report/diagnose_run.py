@@ -166,7 +166,7 @@ def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: boo
     if not facts.num_updates and not facts.num_models:
         return "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
     if not facts.num_updates:
-        return "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
+        return "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed. Is optimizer.step() called?"
     if unseen:
         return " ".join(unseen[:MAX_UNSEEN])
     if not len(facts.loss[0]) and not _has_statistics(views):
