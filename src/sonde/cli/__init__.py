@@ -54,9 +54,9 @@ def group() -> None:
     """Find out what is wrong with a PyTorch training.
 
     \b
-    Example:  sonde run train.py --lr 0.1     (watch a script, which needs no change)
-              sonde diagnose                  (the verdict on the newest run)
-              sonde demo                      (five small trainings, in about a minute)
+    Example:  sonde run train.py --lr 0.1  (watch a script, which needs no change)
+              sonde diagnose               (the verdict on the newest run)
+              sonde demo                   (five small trainings, about a minute)
 
     RUN is a run directory, or the name of a run or a part of it; the newest run by default.
     Exit codes: 0 no problems, 1 problems, 2 wrong usage, 3 unknown (with --check).
@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _print_error(error.on_command_line, error.exit_code)
     except SondeError as error:
         code = _print_error(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:  # whose message is the help
+        click.echo(error.format_message(), err=True)
+        code = error.exit_code
     except click.UsageError as error:
         hint = f'\nSee "{error.ctx.command_path} --help".' if error.ctx is not None else ""
         code = _print_error(error.format_message() + hint, error.exit_code)

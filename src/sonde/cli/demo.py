@@ -31,7 +31,7 @@ PROGRAMS = (
     Program("missed_encoder.py", "params-not-in-optimizer", "An encoder and a head; accuracy gets stuck halfway."),
     Program("two_bad_rows.py", "nonfinite-origin", "The loss becomes NaN. Which operation made it, and from which samples?"),
     Program("diverging_lr.py", "lr-divergence", "A regression ends in NaN."),
-    Program("healthy_cnn.py", "", "The CNN again, without the fault. Nothing should be found."),
+    Program("healthy_cnn.py", "", "The CNN again, without the fault. It should be healthy."),
 )
 
 

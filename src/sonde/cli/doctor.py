@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 
 from sonde.cli._terminal import open_terminal
+from sonde.formatting import counted
 
 NEWEST_TRIED = (2, 13)  # torch releases that Sonde's own tests run on
 OLDEST = (2, 6)
@@ -117,7 +118,7 @@ def _torch_version(answer: dict[str, object]) -> Check:
     version = str(answer["version"])
     release = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     devices = f"{answer['cuda']} CUDA devices" if answer["cuda"] else "CPU"
-    text = f"{version}, {devices}, {answer['threads']} threads"
+    text = f"{version}, {devices}, {counted(int(str(answer['threads'])), 'thread')}"
     if release < OLDEST:
         return Check("torch", "bad", f"{text}. Sonde needs {OLDEST[0]}.{OLDEST[1]} or newer: pip install -U torch")
     if release > NEWEST_TRIED:

@@ -50,7 +50,8 @@ def profile(
     \b
     Example:  sonde profile train.py --lr 0.1
               sonde profile -o profile.html -o trace.json.gz train.py
-              sonde profile -o before.json train.py; sonde profile --against before.json train.py
+              sonde profile -o before.json train.py
+              sonde profile --against before.json train.py
 
     Exit code: that of the script if it fails; 1 if --against finds the step slower; 2 if nothing could be profiled.
     """

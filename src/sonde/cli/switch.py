@@ -14,7 +14,7 @@ def switch(words: tuple[str, ...]) -> None:
     The training reads the switches between two steps, about twice a second, and prints their output to its log. +all and -all mean all.
 
     \b
-    Example:  sonde switch                                 (the switches of the newest run)
+    Example:  sonde switch                 (lists the switches of the newest run)
               sonde switch +gradient_norms -memory_usage
               sonde switch runs/base +autograd_profiler
     """

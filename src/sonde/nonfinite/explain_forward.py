@@ -125,7 +125,7 @@ def _sqrt(op: BadOp) -> Explanation | None:
     x = op.input
     if negative := count(x < 0):
         cause = f"{op.operation} of {count_phrase(negative, x, 'negative values')}; the lowest is {float(x.min()):.3g}"
-        fix = "clamp(min=0) before the root: a variance computed as E[x²] - E[x]² goes below 0 by rounding"
+        fix = "keep what goes into the root above 0: clamp(min=1e-12) or softplus; a variance as E[x^2] - E[x]^2 goes below 0 by rounding"
         return Explanation("sqrt-of-negative", cause, fix)
     if op.operation == "rsqrt" and (zeros := count(x == 0)):
         cause = f"rsqrt (one over the root) of {count_phrase(zeros, x, 'zeros')}"

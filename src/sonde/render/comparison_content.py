@@ -72,7 +72,9 @@ def comparison_notes(comparison: RunComparison) -> list[str]:
 
 
 def _loss(one: LossComparison) -> ComparisonTable:
-    side = SIDES[one.side] + (f" for good from step {one.left_step:,}" if one.left_step >= 0 else "")
+    # A window of losses begins at `left_step`; of losses that are not finite, the last row has the very step.
+    has_step = one.left_step >= 0 and one.side not in ("not finite", "finite")
+    side = SIDES[one.side] + (f" for good from step {one.left_step:,}" if has_step else "")
     rows = [
         ("at the end", _level(one.final_a), _level(one.final_b), ""),
         ("best", _level(one.best_a), _level(one.best_b), ""),

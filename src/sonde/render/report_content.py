@@ -28,7 +28,7 @@ def run_sentence(report: Report) -> str:
     ranks = f" on {run.num_ranks} ranks" if run.num_ranks > 1 else ""
     sentence = f"{counted(run.num_steps, 'step')}{of}{ranks}, {ending(report)}"
     why = report.why_unknown or report.why_nothing_found
-    return f"{why} ({sentence})" if why else sentence
+    return f"{why} {sentence}" if why else sentence
 
 
 def ending(report: Report) -> str:

@@ -166,7 +166,7 @@ def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: boo
     if not facts.num_updates and not facts.num_models:
         return "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
     if not facts.num_updates:
-        return "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed."
+        return "Nothing was trained: backward ran, but no optimizer stepped and no parameter was changed. Is optimizer.step() called?"
     if unseen:
         return " ".join(unseen[:MAX_UNSEEN])
     if not len(facts.loss[0]) and not _has_statistics(views):
@@ -186,7 +186,7 @@ def _why_no_training(views: Mapping[int, RunView]) -> str:
 def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) -> str:
     ended = run.ended
     if ended.how in CRASHES or (ended.how == "exit" and ended.exit_code):
-        return "It did not run to its end."
+        return "The training did not run to its end."
     trends = [view.loss_trend for view in views.values() if not view.loss_trend.has_fallen_at_times]
     failing = next((text for trend in trends if (text := trend.failing)), "")
     if failing:

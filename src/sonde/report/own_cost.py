@@ -48,18 +48,17 @@ class Overhead:
             return ""
         each = []
         if isfinite(self.per_step_ms):
-            each.append(f"{_time(self.per_step_ms)} at each step of {_time(self.step_ms)}")
+            each.append(f"{_time(self.per_step_ms)} to the {_time(self.step_ms)} of each step")
         if isfinite(self.observing_ms) and self.observing_ms > 0:
-            more = "more " if each else ""
-            each.append(f"{_time(self.observing_ms)} {more}at each observed step")
-        parts = [f"Sonde added {', '.join(each)}"] if each else []
+            each.append(f"{_time(self.observing_ms)} {'more to each observed one' if each else 'to each observed step'}")
+        parts = [f"Sonde added {' and '.join(each)}"] if each else []
         if not each or self.own_ms >= SHORT_MS:
             share = f"Sonde added {percent(max(0.0, self.ratio - 1))} to the training time"
-            parts = [f"{share} ({', '.join(each)})" if each else share]
+            parts = [f"{share} ({' and '.join(each)})" if each else share]
         if isfinite(self.startup_ms):
             parts.append(f"{_time(self.startup_ms)} to start")
         if self.num_incidents and isfinite(self.incidents_ms):
-            parts.append(f"{_time(self.incidents_ms)} to search {counted(self.num_incidents, 'incident')}")
+            parts.append(f"{_time(self.incidents_ms)} to search for the causes of {counted(self.num_incidents, 'incident')}")
         return "; ".join(parts)
 
     @property
@@ -89,9 +88,9 @@ def measure_overhead(views: Sequence[RunView], rank: int | None) -> Overhead:
     num_observed = sum(int(np.count_nonzero(view.steps["observed"] == 1)) for view, _ in shown)
     ends = [end for view in views for end in view.events(Ended) if end.num_incidents]
     timed = [(view, cost) for view, cost in shown if cost.step_ms]
-    startup_ms = nan
-    if timed:
-        startup_ms = timed[-1][1].start_ms + sum(end.startup_ms or 0.0 for end in timed[-1][0].events(Ended))
+    # Imports and patches are in the last event, which a run that still trains or was killed does not have.
+    starts_ms = [end.startup_ms for end in timed[-1][0].events(Ended) if end.startup_ms is not None] if timed else []
+    startup_ms = timed[-1][1].start_ms + sum(starts_ms) if starts_ms else nan
     return Overhead(
         ratio=step_ms / (step_ms - added_ms) if step_ms > added_ms else nan,
         num_observed=num_observed,

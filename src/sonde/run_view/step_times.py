@@ -93,7 +93,7 @@ class StepTimes:
         if not self.is_recorded:
             return "the run holds no times"
         if self.num < ENOUGH or self.total_ms < 1e3 * ENOUGH_S:
-            return f"fewer than {ENOUGH} settled steps and {ENOUGH_S} s of training were seen"
+            return f"fewer than {ENOUGH} settled steps, or less than {ENOUGH_S} s of training, were seen"
         return ""
 
     @cached_property

@@ -154,10 +154,12 @@ def find_run(text: str | None = None, parent: Path = RUNS) -> Path:
         return inside[0]
     names = [run.name for run in runs_in(parent)]
     matches = [name for name in names if text == name] or [name for name in names if text in name]
+    if not matches:  # my_script.py makes runs named my-script
+        matches = [name for name in names if text.replace("_", "-") in name.replace("_", "-")]
     if len(matches) == 1:
         return Path(parent) / matches[0]
     if matches:
-        raise NoRunError(f"{text!r} matches {len(matches)} runs in {parent}: {_some(matches)}.")
+        raise NoRunError(f"{text!r} matches {len(matches)} runs in {parent}: {_some(matches)}. Type more of the name.")
     raise no_run(path, near=difflib.get_close_matches(text, names, n=3, cutoff=0.4))
 
 

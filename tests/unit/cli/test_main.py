@@ -72,6 +72,12 @@ def test_wrong_usage_gets_a_letter_and_exit_code_2(sonde, arguments, message):
     assert not child.stdout
 
 
+def test_without_a_command_the_help_is_shown_as_it_is(sonde):
+    child = sonde()
+    assert child.returncode == 2
+    assert child.stderr.startswith("Usage: sonde ")
+
+
 def test_a_file_that_is_nearly_named_is_suggested(sonde, tmp_path):
     (tmp_path / "train_model.py").touch()
     assert "Nearest: train_model.py" in sonde("run", "train_modle.py").stderr

@@ -77,6 +77,16 @@ def test_runs_lists_every_run_with_steps_verdict_finding_and_loss(sonde, healthy
     assert rows["empty"].split()[3:] == ["0", "?", "unknown", "–"]
 
 
+def test_in_a_narrow_terminal_runs_leaves_out_the_time_of_a_name(sonde, sample_run):
+    name = "2026-01-02_03-04-05_my-training-script_00ab"
+    sample_run(name, [2.0 * 0.98**i for i in range(60)])
+    assert sonde("runs").stdout.splitlines()[1].startswith(f"{name}  ")
+    sample_run("2026-01-02_03-04-06_" + "a-long-name-" * 4 + "00cd", [2.0 * 0.98**i for i in range(60)])
+    rows = sonde("runs").stdout.splitlines()[1:]
+    assert any(row.startswith("my-training-script_00ab  ") for row in rows)
+    assert sonde("diagnose", "my_training_script_00ab").returncode == 0
+
+
 def test_runs_shows_a_dash_for_what_it_had_no_time_to_judge(sonde, healthy_run):
     (log,) = healthy_run.glob("*.sonde")
     os.truncate(log, 1 << 30)  # sparse: too large for two seconds
@@ -101,7 +111,7 @@ def test_runs_shows_as_many_as_wanted_and_counts_the_rest(sonde, sample_run):
         sample_run(f"run{number}", [1.0])
     lines = sonde("runs", "-n", "2").stdout.splitlines()
     assert len(lines) == 4
-    assert "3 runs more" in lines[-1]
+    assert "3 more runs" in lines[-1]
 
 
 @pytest.mark.parametrize(("losses", "code", "checked"), [([1.0] * 0, 0, 3), ([2.0 * 0.95**i for i in range(100)], 0, 0)])

@@ -468,3 +468,12 @@ def test_a_running_memory_profiler_is_not_taken_for_a_session() -> None:
     with MemoryProfiler(model):
         cause = find_cause([model], RandomState(), lambda: (model(torch.ones(2, 4)) * float("inf")).sum())
     assert not isinstance(cause, str)
+
+
+def test_a_peak_before_the_training_is_said_to_be_there():
+    model = nn.Linear(4, 2)
+    with MemoryProfiler(model) as profiler:
+        large = torch.ones(100_000) + 1
+        model(torch.ones(3, 4)).sum().backward()
+    assert large.numel() == 100_000
+    assert ", outside of the model and the optimizer (aten." in " ".join(profiler.report().summary().split())

@@ -14,6 +14,7 @@ from sonde.render.html.html_page import POLICY
 from sonde.render.html.report_html import report_html
 from sonde.render.report_content import group_findings
 from sonde.render.report_markdown import report_markdown
+from sonde.render.terminal.print_to_terminal import paragraph
 from sonde.render.terminal.report_terminal import TerminalReport
 from sonde.report import diagnose
 from sonde.runlog.run_reader import Run
@@ -174,9 +175,9 @@ def test_a_crashed_run_says_nothing_found_and_its_message_in_one_line(sample_run
     run = Run(sample_run("crashed", [2.0 * 0.98**i for i in range(60)]))
     report = diagnose(run)
     facts = replace(report.run, exception="RuntimeError: Error(s) in loading:\n\tsize mismatch \x1b[31m" + "x" * 500, ended="exception")
-    report = replace(report, run=facts, verdict="nothing_found", why_nothing_found="It did not run to its end.")
+    report = replace(report, run=facts, verdict="nothing_found", why_nothing_found="The training did not run to its end.")
     shown = " ".join(on_paper(report).split())
-    assert shown.startswith("– nothing found It did not run to its end. (60 steps")
+    assert shown.startswith("– nothing found The training did not run to its end. 60 steps")
     assert "ended by RuntimeError: Error(s) in loading: size mismatch \\x1b[31m" in shown
     assert "\x1b" not in shown
     assert "x" * 300 not in shown.replace(" ", "")
@@ -197,3 +198,11 @@ def test_v_lists_the_rules_that_were_not_evaluated(sample_run):
     Console(file=paper, width=100, highlight=False).print(TerminalReport(report, is_verbose=True))
     shown = " ".join(paper.getvalue().split())
     assert all(f"{one.rule}: {one.reason}" in shown for one in report.not_evaluated)
+
+
+def test_a_number_is_not_parted_from_its_unit():
+    text = "labels from 12 % (class 8) to 8.8 % (class 9) in 120 ms, 3 steps"
+    for width in range(20, 60):
+        rows = [row.plain for row in paragraph(text, width)]
+        assert " ".join(rows) == text
+        assert not any(row.startswith(("%", "ms")) for row in rows)

@@ -287,7 +287,7 @@ def test_a_session_that_measures_nothing_says_so(tmp_path):
 def test_nothing_is_found_in_a_run_that_crashed_but_it_is_not_called_healthy(end, tmp_path, monkeypatch):
     monkeypatch.setattr("sonde.runlog.run_reader.process_state", lambda manifest: "gone")
     report = diagnose(write(tmp_path / "run", healthy(100), end=end))
-    assert (report.verdict, report.exit_code, report.why_nothing_found) == ("nothing_found", 0, "It did not run to its end.")
+    assert (report.verdict, report.exit_code, report.why_nothing_found) == ("nothing_found", 0, "The training did not run to its end.")
     assert report.summary().startswith("nothing found: run, 100 steps, ")
     assert json.loads(report.to_json())["verdict"] == "nothing_found"
 

@@ -49,9 +49,10 @@ def test_the_work_of_every_step_counts_more_than_its_clock_shows():
 
 
 def test_observed_steps_and_the_first_ones_are_counted_apart():
-    cost = overhead(lambda step: 5.0 if step == 1 else 0.6 if step % 10 == 0 else 0.1, lambda step: 10.0)
+    cost = overhead(lambda step: 5.0 if step == 1 else 0.6 if step % 10 == 0 else 0.1, lambda step: 10.0, end={"startup_ms": 100.0})
     assert cost.observing_ms == pytest.approx(0.5 * OBSERVING)
-    assert cost.startup_ms == pytest.approx(4.9 * OBSERVING)
+    assert cost.startup_ms == pytest.approx(100 + 4.9 * OBSERVING)
+    assert "ms of each step and 0.6 ms more to each observed one; 110 ms to start" in str(cost)
     assert (cost.num_observed, cost.observed_share) == (20, 0.1)
 
 
@@ -72,13 +73,19 @@ def test_where_every_step_is_observed_half_of_the_time_counts_as_the_work_of_eve
 def test_start_and_incidents_come_from_the_last_event_and_are_part_of_the_sentence():
     cost = overhead(lambda step: 0.1, lambda step: 1.0, end={"startup_ms": 310.0, "num_incidents": 2, "incidents_ms": 1250.0})
     assert (cost.startup_ms, cost.num_incidents, cost.incidents_ms) == (310.0, 2, 1250.0)
-    assert str(cost) == ("Sonde added 0.17 ms at each step of 0.83 ms; 310 ms to start; 1.2 s to search 2 incidents")
+    assert str(cost) == ("Sonde added 0.17 ms to the 0.83 ms of each step; 310 ms to start; 1.2 s to search for the causes of 2 incidents")
     assert not cost.is_much
+
+
+def test_nothing_is_said_of_the_start_while_the_training_runs():
+    cost = overhead(lambda step: 0.1, lambda step: 1.0)
+    assert isnan(cost.startup_ms)
+    assert "to start" not in str(cost)
 
 
 def test_the_share_of_the_training_time_is_stated_where_it_matters():
     cost = overhead(lambda step: 100.0, lambda step: 1000.0)
-    assert str(cost).startswith("Sonde added 20.5 % to the training time (170 ms at each step of 830 ms)")
+    assert str(cost).startswith("Sonde added 20.5 % to the training time (170 ms to the 830 ms of each step)")
     assert cost.is_much
 
 

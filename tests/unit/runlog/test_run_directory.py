@@ -82,9 +82,11 @@ def test_a_run_is_found_by_path_name_or_part_of_a_name(tmp_path):
     assert find_run(str(base), tmp_path) == base
     assert find_run(base.name, tmp_path) == base
     assert find_run("00bb", tmp_path) == other
+    script = make(tmp_path, "2026-01-01_my-script_00cc", 0.5)
+    assert find_run("my_script", tmp_path) == find_run("my_script_00cc", tmp_path) == script
     assert find_run(None, tmp_path) == other
     assert find_run(str(tmp_path), tmp_path / "elsewhere") == other
-    with pytest.raises(NoRunError, match="matches 2 runs"):
+    with pytest.raises(NoRunError, match=r"matches 3 runs .* Type more of the name"):
         find_run("2026", tmp_path)
     with pytest.raises(NoRunError, match="Nearest: 2026-01-01_base_00aa"):
         find_run("2026-01-01_bsae_00aa", tmp_path)

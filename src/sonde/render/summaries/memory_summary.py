@@ -19,6 +19,7 @@ BAR = 20  # characters
 WIDTH, INDENT = 80, " " * 12
 LONGEST_PATH = 34  # characters: with five columns of numbers, 80 are not exceeded
 WORDS = {"forward": "in the forward", "backward": "in the backward", "optimizer": "in the optimizer's step"}
+ELSEWHERE = "outside of the model and the optimizer"  # where a script makes or loads its data
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "activations": "activations", "other": "other"}
 
 
@@ -51,6 +52,8 @@ def _headline(device: DeviceMemory) -> str:
     peak = device.peak
     where = WORDS.get(peak.phase, "") + (f" of {peak.module}" if peak.module and peak.phase == "forward" else "")
     line = ", ".join(part for part in (peak.operation, peak.source) if part)
+    if not where and line:
+        where = ELSEWHERE
     text = f"peak of tensors on {device.device}: {size(peak.usage.total)}"
     return printable(text + (f", {where}" if where else "") + (f" ({line})" if line else ""))
 

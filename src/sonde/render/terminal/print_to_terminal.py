@@ -1,6 +1,7 @@
 """The console that commands print on, and lines of text with a hanging indent."""
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import IO, NoReturn
@@ -12,6 +13,9 @@ from sonde.formatting import printable
 
 WIDEST = 100  # characters; longer lines are hard to follow
 Part = tuple[str, str]  # text and style
+
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|ms|s|[kMG]B)(?!\w))")
+UNBROKEN = "\N{NO-BREAK SPACE}"  # textwrap breaks at no other blank than the ASCII ones
 
 
 class Terminal(Console):
@@ -42,12 +46,12 @@ def line(*parts: Part | str) -> Text:
 
 
 def paragraph(content: str, width: int, *, label: Part = ("", ""), indent: int = 0, style: str = "") -> Iterator[Text]:
-    """`content` wrapped to `width`, with a label to the left of its first line.
+    """`content` wrapped to `width`, with a label to the left of its first line; a number stays with its unit.
 
     Wrapped here and not by rich, which pads lines with blanks up to the margin: a log file or a diff should not have them.
     """
     room = max(width - indent, 10)
     for given in printable(content, lines=True).split("\n"):
-        for piece in textwrap.wrap(given, room, break_on_hyphens=False) or [""]:
-            yield line((label[0].ljust(indent), label[1]), (piece, style))
+        for piece in textwrap.wrap(BEFORE_UNIT.sub(UNBROKEN, given), room, break_on_hyphens=False) or [""]:
+            yield line((label[0].ljust(indent), label[1]), (piece.replace(UNBROKEN, " "), style))
             label = ("", "")

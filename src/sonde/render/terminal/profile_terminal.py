@@ -156,7 +156,7 @@ def _columns(report: ProfileReport, options: ConsoleOptions, longest: int) -> tu
         TreeColumn("share", 6, lambda node: whole_percent(report.share(node.total_ms)), 0),
         TreeColumn("", BAR_WIDTH, lambda node: _share_bar(report, node, options), 4),
         TreeColumn("FLOP", 7, lambda node: si_number(node.flops) if node.flops else DASH, 5 if flops else -1),
-        TreeColumn("of peak", 7, lambda node: _of_peak(node, peak), 2 if flops and peak > 0 else -1),
+        TreeColumn("of peak", 8, lambda node: _of_peak(node, peak), 2 if flops and peak > 0 else -1),
         TreeColumn("memory", 8, lambda node: si_number(node.memory_bytes, "B") if node.memory_bytes else DASH, 1 if memory else -1),
         TreeColumn("calls", 6, lambda node: f"{node.calls:g}", 6),
         TreeColumn("source", 18, lambda node: _fitted(node.source, 18), 7 if any(layer.source for layer in report.layers) else -1),

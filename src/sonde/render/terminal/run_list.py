@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ HEADINGS = ("run", "started", "steps", "verdict", "loss", "first finding")
 GAP = "  "
 LEAST_NAME = 16  # characters of a long name that are shown in a narrow terminal
 LEAST_FINDING = 22
+TIME = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")  # at the beginning of a name
 UNUSUAL_ENDINGS = ("exception", "interrupted", "killed", "running")
 
 
@@ -35,6 +37,9 @@ class RunList:
         rows = [HEADINGS, *(_cells(run, dash, options) for run in self.runs)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
         room = options.max_width - sum(widths[1:5]) - len(GAP) * (len(HEADINGS) - 1)
+        if widths[0] + widths[5] > room:  # the second column has the time, and what is left can be typed
+            rows = [(TIME.sub("", row[0], count=1) or row[0], *row[1:]) for row in rows]
+            widths[0] = max(len(row[0]) for row in rows)
         widths[0] = min(widths[0], max(room - min(widths[5], max(LEAST_FINDING, room // 2)), LEAST_NAME))
         widths[5] = max(room - widths[0], 1)
         yield _row(HEADINGS, widths, "dim", "dim")
@@ -46,7 +51,7 @@ class RunList:
         if unjudged := [run for run in self.runs if run.verdict is None and not run.error]:
             yield line((f"{dash}  {counted(len(unjudged), 'run')} not judged in time: sonde diagnose {unjudged[0].name}", "dim"))
         if self.num_more:
-            yield line((f"and {counted(self.num_more, 'run')} more: sonde runs -n {len(self.runs) + self.num_more}", "dim"))
+            yield line((f"and {counted(self.num_more, 'more run')}: sonde runs -n {len(self.runs) + self.num_more}", "dim"))
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], style: str, verdict_style: str) -> Text:
