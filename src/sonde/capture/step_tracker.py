@@ -50,6 +50,7 @@ from sonde.statistics.tensor_statistics_table import StatisticsTable
 
 HISTOGRAM_FIRST = (0, 4, 16)  # observed steps in which exponent histograms are taken
 HISTOGRAM_EVERY = 64  # and then: they change slowly and cost more than the statistics
+SEARCHED_NS = 500_000  # a handler that declines an incident, because enough others were searched, takes microseconds
 MAX_REPORTED = 50  # reasons for unmeasured tensors: some name the tensor, and there are many tensors
 
 IncidentHandler = Callable[[Incident], bool | None]
@@ -197,8 +198,9 @@ class StepTracker(TrainingCallbacks):
                 is_confirmed = True in answers if is_question else False not in answers
             finally:
                 self.buffer.blamed_batch = None
-                self.num_incidents += 1
-                self.incidents_ns += perf_counter_ns() - started_ns
+                waited_ns = perf_counter_ns() - started_ns
+                self.num_incidents += waited_ns >= SEARCHED_NS
+                self.incidents_ns += waited_ns
         if is_question and is_confirmed:
             self.recorder.emit(incident.event, incident.step)  # type: ignore[union-attr]
         self._call(self._plan.on_incident, incident, is_confirmed)
