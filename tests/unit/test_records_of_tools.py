@@ -147,6 +147,7 @@ def test_every_tool_that_is_first_asked_after_the_session_answers_from_its_run(t
     memory = session.memory_profiler.report()
     assert memory.on("cpu").peak.usage.by_category()["parameters"] == sum(p.numel() * 4 for p in model.parameters())
     assert memory.snapshots[-1].process.rss > 2**20
+    assert "does not hold the size of the optimizer state" in memory.notes[-1]
     assert session.model_diagnostics.analyze().architecture.total_parameters == 49
     assert session.report().records == ()  # nothing of it was recorded by the user
     session.clear()
