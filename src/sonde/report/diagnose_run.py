@@ -163,7 +163,8 @@ def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: boo
         return f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
     if not facts.num_backwards and not facts.num_updates:
         if _records(run):
-            return "No training was watched, so no rule could judge. What you recorded with the session's tools is listed here."
+            why = "Nothing was measured: the mode is 'none'" if _measured_nothing(views) else "No training was watched"
+            return f"{why}, so no rule could judge. What you recorded with the session's tools is listed here."
         return _why_no_training(views)
     if not facts.num_updates and not facts.num_models:
         return "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
