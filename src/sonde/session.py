@@ -39,7 +39,7 @@ import sonde
 from sonde.capture import torch_patches
 from sonde.capture.disable_failing_probes import ErrorIsolation
 from sonde.capture.find_models_in_script import ModelDiscovery
-from sonde.capture.logged_values import read_logged
+from sonde.capture.logged_values import MAX_REFUSED, read_logged
 from sonde.capture.probes.loss import LossProbe
 from sonde.capture.probes.memory_usage import MemoryProbe
 from sonde.capture.probes.probe import Probe, ProbeContext
@@ -81,7 +81,6 @@ OPERATIONS = "operations"  # folder in the run's directory
 TRAINING_CHILD_S = 1.0  # processor time of child processes that have ended: importing torch takes as long
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
-MAX_REFUSED = 100  # names whose values are not recorded: a program may make names without end
 
 _log = logging.getLogger("sonde")
 
@@ -416,8 +415,9 @@ class DebugSession:
         return self._switches.status()
 
     def metric(self, name: str, function: Callable[..., Any], *, every: int = 1) -> None:
-        """Record a number of your own with the steps: what `function()` or `function(session)` returns after every n-th of them. What it
-        does with the model does not count as training; an error in it does not reach the training."""
+        """Record a number of your own with the steps: what `function()` or `function(session)` returns after every n-th of them; a
+        dictionary gives several names. What it does with the model does not count as training. An error in it does not reach the
+        training."""
         self._triggers.add_metric(name, function, every)
         self._plan_handlers()
 

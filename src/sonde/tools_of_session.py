@@ -41,6 +41,7 @@ class SessionTools:
         self._session = session
         self._created: dict[str, Any] = {}
         self._from_run: set[str] = set()  # tools that began with what the run has: no records of the user's
+        self._cleared: set[str] = set()  # tools whose records the user has discarded: they stay empty
         self._attached: dict[tuple[str, int], weakref.ref[nn.Module]] = {}  # (tool, id of model): it watches this one already
 
     def tensor_inspector(self) -> TensorInspector:
@@ -169,22 +170,29 @@ class SessionTools:
 
     def clear(self) -> None:
         """Discard the records of every tool. Registered hooks, attached models and plots on disk stay."""
+        self._cleared.update(self._created)
         for tool in self._created.values():
             clear = getattr(tool, "clear", None)
             if clear is not None:
                 clear()
 
     def _tool(self, name: str, make: Callable[[], Tool], from_run: Callable[[Path], Tool] | None = None) -> Tool:
-        """The tool of that name. One that is first asked for after the session has ended begins with what the run has."""
-        if name not in self._created:
-            run = self._session.run
-            if from_run is not None and run is not None and not self._session.is_watching():
-                self._created[name] = from_run(run)
-                self._from_run.add(name)
-            else:
-                self._created[name] = make()
+        """The tool of that name. After the session has ended, one that was not used so far begins with what the run has."""
+        run = self._session.run
+        if from_run is not None and run is not None and not self._session.is_watching() and self._is_unused(name):
+            self._created[name] = from_run(run)
+            self._from_run.add(name)
+        elif name not in self._created:
+            self._created[name] = make()
         tool: Tool = self._created[name]
         return tool
+
+    def _is_unused(self, name: str) -> bool:
+        if name not in self._created:
+            return True
+        from sonde.records_of_tools import describe_records
+
+        return name not in self._from_run and name not in self._cleared and not describe_records(name, self._created[name])
 
     def _new_models(self, tool: str, *, first_only: bool = False) -> Iterator[tuple[nn.Module, Optimizer | None]]:
         """The watched models that this tool does not know yet; with `first_only`, nothing once it knows one."""

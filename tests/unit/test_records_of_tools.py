@@ -82,6 +82,14 @@ def test_records_beside_a_watched_training_are_in_its_report_and_change_no_verdi
     assert session.report().verdict == without.verdict
 
 
+def test_records_of_a_session_that_measures_nothing_stand_beside_its_mode(tmp_path: Path) -> None:
+    session = sonde.DebugSession({"mode": "none"}, to=tmp_path / "run", strict=True).start()
+    record_by_hand(session)
+    report = session.stop()
+    assert report.why_unknown.startswith("Nothing was measured: the mode is 'none', so no rule could judge.")
+    assert "session.tensor_inspector: 2 inspections" in report.summary()
+
+
 def test_clear_of_a_session_discards_the_records_of_every_tool(tmp_path: Path) -> None:
     session = sonde.DebugSession(to=tmp_path / "run", strict=True).start()
     record_by_hand(session)
@@ -147,9 +155,32 @@ def test_every_tool_that_is_first_asked_after_the_session_answers_from_its_run(t
     memory = session.memory_profiler.report()
     assert memory.on("cpu").peak.usage.by_category()["parameters"] == sum(p.numel() * 4 for p in model.parameters())
     assert memory.snapshots[-1].process.rss > 2**20
+    assert "does not hold the size of the optimizer state" in memory.notes[-1]
     assert session.model_diagnostics.analyze().architecture.total_parameters == 49
     assert session.report().records == ()  # nothing of it was recorded by the user
     session.clear()
+
+
+def test_a_tool_that_was_asked_for_and_not_used_answers_from_the_run_after_the_session(tmp_path: Path) -> None:
+    model, optimizer = training()
+    with sonde.watch(model, optimizer, to=tmp_path / "run", every=1, strict=True) as session:
+        train(model, optimizer, 10)
+        assert session.tensor_inspector.names() == session.stability_checker.checked == []
+        session.profiler.record_layer_execution("mine", "Linear", 0.001, 0.002)
+        session.clear()
+        session.stability_checker.check_tensor(torch.ones(2), "mine")
+        session.memory_profiler.snapshot("mine")
+    assert session.tensor_inspector.names() == []  # the user has cleared it
+    assert [one.label for one in session.memory_profiler.report().snapshots] == ["mine"]
+    with sonde.watch(model, optimizer, to=tmp_path / "other", every=1, strict=True) as session:
+        train(model, optimizer, 10)
+        assert session.tensor_inspector.names() == session.stability_checker.checked == []
+    assert "gradient of 0.weight" in session.tensor_inspector.names()
+    assert session.tensor_inspector is session.tensor_inspector
+    assert session.stability_checker.checked
+    session.clear()
+    assert session.tensor_inspector.names() == session.stability_checker.checked == []
+    assert session.report().records == ()
 
 
 def test_tools_of_a_session_that_saw_no_step_are_empty_as_they_are_alone(tmp_path: Path) -> None:

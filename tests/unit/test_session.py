@@ -145,8 +145,8 @@ def test_log_of_what_is_not_one_number_says_once_what_to_log_instead(pair: Any, 
     assert run.logged == ["fine"]
     assert run.scalar("fine")[1].tolist() == [1.0] * 4
     assert "'vector': it was a tensor of 3 values" in caplog.text
-    assert "log vector=vector.mean(), or each value with vector=dict(enumerate(vector.flatten().tolist()))" in caplog.text
-    assert "log row=sum(row) / len(row), or each value with row=dict(enumerate(row))" in caplog.text
+    assert "for instance vector.mean(), or each value by its index, dict(enumerate(vector.flatten().tolist()))" in caplog.text
+    assert "for instance sum(row) / len(row), or each value by its index, dict(enumerate(row))" in caplog.text
     assert "log it only in steps that have a value" in caplog.text
     assert "a value needs a name, as in session.log(accuracy=0.9)" in caplog.text
     assert len(caplog.records) == 12

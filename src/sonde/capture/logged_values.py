@@ -1,4 +1,5 @@
-"""What a user passes to `session.log`: one number or text per name and step; a dictionary gives several names.
+"""What a user passes to `session.log`, or a function of `session.metric` returns: one number or text per name and step; a dictionary
+gives several names.
 
 A value that is neither gets a sentence that says what to log instead. Nothing here raises: the caller is a training.
 """
@@ -14,6 +15,7 @@ from sonde.formatting import counted
 from sonde.statistics.find_tensors import read_scalar
 from sonde.statistics.statistics_without_extension import unsupported_reason
 
+MAX_REFUSED = 100  # names whose values are not recorded: a program may make names without end
 MAX_DEPTH = 4  # dictionaries inside of each other: a deeper one may contain itself
 
 
@@ -73,7 +75,7 @@ def _read_tensor(logged: LoggedValues, name: str, value: torch.Tensor) -> None:
 
 
 def _several(name: str, kind: str, num: int, *, is_array: bool) -> str:
-    mean = f"{name}={name}.mean()" if is_array else f"{name}=sum({name}) / len({name})"
+    mean = f"{name}.mean()" if is_array else f"sum({name}) / len({name})"
     flat = f"{name}.flatten().tolist()" if is_array else name
     was = f"it was a {kind} of {counted(num, 'value')}, and one number per step is recorded"
-    return f"{was}: log {mean}, or each value with {name}=dict(enumerate({flat}))" if num else f"it was an empty {kind}"
+    return f"{was}: for instance {mean}, or each value by its index, dict(enumerate({flat}))" if num else f"it was an empty {kind}"

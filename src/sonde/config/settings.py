@@ -210,11 +210,13 @@ def _checked_layers(layers: object) -> tuple[str, ...]:
 
 
 def _chosen(name: str, value: object, kind: type[_Kind]) -> _Kind:
-    text = str(getattr(value, "value", value)).lower().replace("-", "_")
+    text: object = getattr(value, "value", value)
     try:
-        return kind(text)
+        if isinstance(text, str):  # str(None) would be a mode
+            return kind(text.lower().replace("-", "_"))
     except ValueError:
-        raise _no_choice(name, value, list(kind)) from None
+        pass
+    raise _no_choice(name, value, list(kind))
 
 
 def _no_choice(name: str, value: object, choices: Iterable[str]) -> ConfigError:

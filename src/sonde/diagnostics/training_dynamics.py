@@ -134,7 +134,7 @@ def _learning(trend: LossTrend, loss: Curve) -> tuple[str, str]:
     if trend.has_fallen:
         return "improving", f"the loss fell from {first} to {last}"
     if trend.num_losses < ENOUGH:
-        return "could not tell", f"{trend.num_losses} losses are too few: {ENOUGH} are needed"
+        return "could not tell", f"only {trend.num_losses} of the {ENOUGH} losses that are needed"
     if (since := _falls_since(loss)) is not None:
         return "improving", since
     if trend.failing:

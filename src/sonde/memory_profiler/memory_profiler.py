@@ -54,6 +54,7 @@ class MemoryProfiler:
         self._found_leaks: tuple[AccumulatedTensors, ...] = ()
         self._leaks_checked_at = -1  # number of steps at the last search for leaks
         self._snapshots: list[Snapshot] = []
+        self._unknown: tuple[str, ...] = ()  # what a run does not tell
         self._baseline = ProcessBaseline()
         self._start = perf_counter()
         if model is not None:
@@ -64,6 +65,8 @@ class MemoryProfiler:
         """The memory of a run: some of its steps as snapshots."""
         profiler = cls()
         profiler._snapshots = snapshots_of_run(run)
+        if not any("optimizer state" in usage.by_place for one in profiler._snapshots for usage in one.usage.values()):
+            profiler._unknown = ("the run does not hold the size of the optimizer state, so it is not part of these totals",)
         return profiler
 
     def attach(self, model: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Self:
@@ -113,7 +116,7 @@ class MemoryProfiler:
         """Discard all measurements and snapshots. Models and optimizers stay attached, and a running measurement starts again."""
         was_running = self._tracker is not None
         self.close()
-        self._last_tracker, self._found_leaks, self._leaks_checked_at = None, (), -1
+        self._last_tracker, self._found_leaks, self._leaks_checked_at, self._unknown = None, (), -1, ()
         self._snapshots.clear()
         self._baseline, self._start = ProcessBaseline(), perf_counter()
         if was_running:
@@ -159,7 +162,7 @@ class MemoryProfiler:
             device: DeviceMemory(device, max(each, key=lambda one: one.usage.total), each[-1].usage) for device, each in moments.items()
         }
         note = "only snapshots were taken: memory between them, and activations held by autograd graphs, are not known"
-        return _with_process_memory(MemoryReport(devices, tuple(self._snapshots), notes=(note,)))
+        return _with_process_memory(MemoryReport(devices, tuple(self._snapshots), notes=(note, *self._unknown)))
 
     def _find_leaks(self) -> None:
         num_steps = self._tracker.num_steps if self._tracker is not None else 0

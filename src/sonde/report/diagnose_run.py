@@ -51,6 +51,8 @@ def diagnose(run: Run | Path | str, rules: Sequence[Rule] | None = None, *, lost
         {rule.name: rule.explains for rule in chosen},
     )
     not_evaluated = [(outcome.rule.name, outcome.result.reason) for outcome in outcomes if isinstance(outcome.result, NotEvaluated)]
+    if _measured_nothing(views):
+        not_evaluated = [(name, "nothing was measured: the mode is 'none'") for name, _ in not_evaluated]
     found = {finding.rule for finding in findings}
     unseen = _unseen(source, views, lost)
     verdict, why = _verdict(findings, facts, unseen, len(not_evaluated) == len(outcomes), source, views)
@@ -161,7 +163,8 @@ def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: boo
         return f"The log could not be written ({run.gaps[0].reason}), so there is nothing to judge."
     if not facts.num_backwards and not facts.num_updates:
         if _records(run):
-            return "No training was watched, so no rule could judge. What you recorded with the session's tools is listed here."
+            why = "Nothing was measured: the mode is 'none'" if _measured_nothing(views) else "No training was watched"
+            return f"{why}, so no rule could judge. What you recorded with the session's tools is listed here."
         return _why_no_training(views)
     if not facts.num_updates and not facts.num_models:
         return "Backward ran, but Sonde saw neither a torch.nn.Module nor an optimizer to watch."
@@ -175,12 +178,16 @@ def _why_unknown(facts: _Facts, unseen: Sequence[str], is_nothing_evaluated: boo
 
 
 def _why_no_training(views: Mapping[int, RunView]) -> str:
-    if any(event.mode == "none" for view in views.values() for event in view.events(Started)):
+    if _measured_nothing(views):
         return "Nothing was measured: the mode is 'none'. Choose another mode, such as full_debug, to get a verdict."
     sentence = "Sonde saw no training: no optimizer stepped and no backward ran"
     if any(view.events(ChildProcessesEnded) for view in views.values()):
         return f"{sentence} in this process, which started others. {HOW_TO_WATCH_CHILDREN}"
     return f"{sentence}."
+
+
+def _measured_nothing(views: Mapping[int, RunView]) -> bool:
+    return any(event.mode == "none" for view in views.values() for event in view.events(Started))
 
 
 def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) -> str:

@@ -85,6 +85,9 @@ class Report:
         """For programs: 0 healthy or nothing found, 1 problems, 3 unknown."""
         return {"healthy": 0, "nothing_found": 0, "problems": 1, "unknown": 3}[self.verdict]
 
+    def __str__(self) -> str:
+        return self.summary()
+
     def summary(self) -> str:
         """A few lines of plain text: the verdict, the findings, and what was not observed."""
         run = self.run
@@ -92,7 +95,7 @@ class Report:
         lines = [f"{verdict_words(self.verdict)}: {run.name}, {counted(run.num_steps, 'step')}, {end}"]
         lines += [text for text in (self.why_unknown, self.why_nothing_found) if text]
         lines += [f"session.{tool}: {sentence}" for tool, sentence in self.records]
-        lines += [f"{word}: {sentence}" for word, sentence in run.summary if word == "stopped"]
+        lines += [f"{word}: {sentence}" for word, sentence in run.summary if word in ("stopped", "sampling")]
         for finding in self.findings:
             follows = finding.evidence.get("consequence_of")
             place = f" at {layer_name(finding.where, run.layer_types.get(finding.where, ''))}" if finding.where else ""

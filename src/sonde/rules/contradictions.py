@@ -77,7 +77,7 @@ CLAIMS = (
     Claim("dead-relu", r"the loss rose from", lambda _, numbers: numbers.fall > 0, ("first_loss", "recent_loss")),
     Claim(
         "lr-divergence",
-        r"an update was \S+ times the size of all weights",
+        r"an update was \S+ times the size of (?:all|the measured) weights",
         lambda _, numbers: numbers.update < LARGE,
         ("largest_update_per_weight",),
     ),

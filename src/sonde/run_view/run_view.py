@@ -12,7 +12,19 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from sonde.events import ANSWER_KINDS, Event, FatalSignalReceived, Frame, Kind, NonFinite, OriginFound, Site, SpikeDetected, TypedEvent
+from sonde.events import (
+    ANSWER_KINDS,
+    Event,
+    FatalSignalReceived,
+    Frame,
+    Kind,
+    NonFinite,
+    OriginFound,
+    Site,
+    SpikeDetected,
+    Started,
+    TypedEvent,
+)
 from sonde.formatting import layer_name
 from sonde.run_view.call_counts import CallCounts
 from sonde.run_view.dataloader_and_labels import InspectedBatches, LabelCounts, TrainingLoader
@@ -132,6 +144,11 @@ class RunView:
     @property
     def event_kinds(self) -> list[str]:
         return self._index.kinds(f.EVENT)
+
+    @property
+    def are_layers_chosen(self) -> bool:
+        """Whether the user chose the layers that were measured: nothing can then be said of all layers."""
+        return any(event.layers for event in self.events(Started))
 
     @overload
     def events(self, event_type: type[AnyEvent], /) -> tuple[AnyEvent, ...]: ...

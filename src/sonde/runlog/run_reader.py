@@ -20,6 +20,7 @@ from sonde.errors import NoRunError, SondeError
 from sonde.events import (
     ANSWER_KINDS,
     BATCH_FIELDS,
+    EVENT_TYPES,
     EXPONENT_FIELDS,
     OPTIONAL_SCALARS,
     SITE_KINDS,
@@ -323,7 +324,12 @@ class Run:
     # ---- contents
 
     def steps(self, rank: int | None = None) -> Iterator[Step]:
-        """All complete steps, ordered by attempt, step number, rank and position in the file."""
+        """All complete steps, ordered by attempt, step number, rank and position in the file. A rank that the run does not have raises
+        SondeError."""
+        self._check_rank(rank)
+        return self._ordered_steps(rank)
+
+    def _ordered_steps(self, rank: int | None) -> Iterator[Step]:
         attempts: dict[int, list[RunProcess]] = {}
         for process in self.processes:
             if rank is None or process.rank == rank:
@@ -345,9 +351,14 @@ class Run:
             kind: The kind in the log (`"nonfinite"`) gives `Event`; a class of `sonde.events` (`NonFinite`) gives objects of that class;
                 None gives all events as `Event`.
             rank: Only the processes of this rank.
+
+        A kind that neither Sonde nor this run knows, or a rank that the run does not have, raises SondeError.
         """
         if not (kind is None or isinstance(kind, str) or (isinstance(kind, type) and issubclass(kind, TypedEvent))):
             raise SondeError(f"events are selected by kind ('nonfinite') or by a class of sonde.events (NonFinite), not by {kind!r}.")
+        self._check_rank(rank)
+        if isinstance(kind, str):
+            self._check_event_kind(kind)
         return self._stored_events(kind, rank) if kind is None or isinstance(kind, str) else self._typed_events(kind, rank)
 
     def _stored_events(self, kind: str | None, rank: int | None) -> Iterator[Event]:
@@ -361,9 +372,11 @@ class Run:
                 yield typed
 
     def frames(self, kind: str, rank: int | None = None) -> Iterator[Frame]:
-        """Frames of one kind in the order of writing; of the lowest rank by default."""
-        for process in self._of_rank(rank):
-            yield from process.frames(kind)
+        """Frames of one kind in the order of writing; of the lowest rank by default. A kind or a rank that the run does not know raises
+        SondeError."""
+        self._check_rank(rank)
+        self._check_kind(kind)
+        return (frame for process in self._of_rank(rank) for frame in process.frames(kind))
 
     @property
     def kinds(self) -> list[str]:
@@ -373,8 +386,11 @@ class Run:
     @property
     def logged(self) -> list[str]:
         """The names of the numbers passed to `session.log`."""
-        known = {site for frame in self.frames(Kind.LOG) for site in frame.sites.tolist()}
-        return list(dict.fromkeys(self.sites[site].path for site in sorted(known) if site in self.sites))
+        names: dict[str, None] = {}
+        for process in self._of_rank(None):  # the ids of sites differ between attempts
+            known = {site for frame in process.frames(Kind.LOG) for site in frame.sites.tolist()}
+            names |= dict.fromkeys(process.sites[site].path for site in sorted(known) if site in process.sites)
+        return list(names)
 
     def series(
         self, kind: str, path: str, field: str, rank: int | None = None, *, model: str | None = None, call: int = 0, item: int = 0
@@ -426,6 +442,13 @@ class Run:
         known = dict.fromkeys([*SITE_KINDS, *self.kinds])
         if kind not in known and not str(kind).endswith(Kind.EXPONENTS):
             raise SondeError(f"{kind!r} is no kind of measurement. {_nearest(kind, known)}")
+
+    def _check_event_kind(self, kind: str) -> None:
+        known = [event_type.KIND for event_type in EVENT_TYPES]
+        if kind not in known:
+            own = {each for segment in self._segments() for each in segment.kinds(f.EVENT)}
+            if kind not in own:
+                raise SondeError(f"{kind!r} is no kind of event. {_nearest(kind, [*known, *sorted(own)])}")
 
     def _check_path(self, kind: str, path: str, model: str | None) -> None:
         sites = [site for process in self.processes for site in process.sites.values()]

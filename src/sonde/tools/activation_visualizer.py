@@ -156,7 +156,7 @@ class ActivationVisualizer:
             raise SondeError(f"{name} is a layer of the model, but its output is not stored: it had no hook when the model ran.\n{call}")
         if not self._stored:
             raise SondeError('No output is stored yet. Call register_forward_hook(model, "layer name") and run the model.')
-        return self._stored[require_name(name, self._stored)]
+        return self._stored[require_name(name, [*self._stored, *sorted(self._layers - self._stored.keys())])]
 
     def plot_heatmap(self, activations: Any, path: str | Path, *, units: int | None = None, name: str = "") -> Path:
         """Writes a heat map: of a square matrix as it is, of several square matrices (attention, feature maps) one map each, and else of

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.config import DebugConfig, DebugMode, load_config
+from sonde.config import SWITCH_SETTINGS, DebugConfig, DebugMode, as_config, load_config
 from sonde.errors import NonFiniteError, SondeError, require_function
-from sonde.formatting import strict
+from sonde.formatting import listing, strict
 from sonde.layer_name_patterns import require_name
 from sonde.nonfinite.origin_types import Origin
 from sonde.profiler.run_forward_pass import eval_mode_restored, forward_arguments
@@ -45,14 +45,15 @@ class PyTorchDebugger:
     """Records and checks the operations of a training loop. Results, random numbers, training mode and torch's anomaly mode are those of
     the loop without it. The report has the verdict and the findings of a `session` that watches the same training."""
 
-    def __init__(self, config: DebugConfig | None = None, *, session: DebugSession | None = None) -> None:
-        if config is not None and not isinstance(config, DebugConfig):
-            raise SondeError(f"config must be a DebugConfig, for instance DebugConfig(level='advanced'), not a {type(config).__name__}.")
-        self.config = config if config is not None else load_config()
+    def __init__(self, config: DebugConfig | Mapping[str, Any] | None = None, *, session: DebugSession | None = None) -> None:
+        given = as_config(config)
+        self.config = given if given is not None else load_config()
         if session is not None and not isinstance(session, DebugSession):
             raise SondeError(f"session must be a DebugSession, as sonde.watch(model) returns one, not a {type(session).__name__}.")
         self.session = session
         self.logger = logging.getLogger("sonde.debugger")
+        if given is not None and session is None and (without_effect := _settings_of_sessions(given)):
+            self.logger.warning("sonde: PyTorchDebugger does not use %s: sonde.watch(model, config=…) does.", listing(without_effect))
         self.training_logger: TrainingLogger | None = None
         measured = self._measured = self.config.measured
         self._logs_memory = measured.anything and self.config.log_memory
@@ -414,6 +415,13 @@ class PyTorchDebugger:
 
 
 PyTorchDebugManager = PyTorchDebugger
+
+
+def _settings_of_sessions(config: DebugConfig) -> list[str]:
+    """The settings that were chosen and act in sessions only."""
+    default = DebugConfig()
+    names = (*SWITCH_SETTINGS, "layers", "every", "sampling_rate", "memory_threshold_mb", "memory_threshold_share")
+    return [name for name in names if getattr(config, name) != getattr(default, name)]
 
 
 def _call(model: nn.Module, x: Any) -> Any:

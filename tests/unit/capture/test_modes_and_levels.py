@@ -216,7 +216,9 @@ def test_a_sampling_rate_is_the_share_of_all_steps_that_is_observed_or_the_repor
     train(tmp_path / "run", DebugConfig(overhead_budget=1.0, sampling_rate=0.25), steps=60)
     num = Contents(tmp_path / "run").frames["gradient"]
     assert FIRST_STEPS < num <= 1 + 60 * 0.25  # step 0, and fewer if the budget does not allow them on this machine
-    summary = dict(sonde.diagnose(tmp_path / "run").run.summary)["sampling"]
+    report = sonde.diagnose(tmp_path / "run")
+    summary = dict(report.run.summary)["sampling"]
+    assert f"sampling: {summary}" in report.summary()
     assert summary.startswith(f"{num} of 60 steps observed")
     assert ("allowed no more" in summary) == (num < 15)
 

@@ -45,6 +45,7 @@ def test_a_level_may_be_given_by_name(said: Any) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown mode": ({"mode": "memory_profilng"}, ["mode", "memory_profilng", "Nearest: memory_profiling"]),
+    "None, which is not the mode none": ({"mode": None}, ["mode is one of none, anomaly_detection", "not None"]),
     "unknown level": ({"level": "expart"}, ["level", "expart", "Nearest: expert"]),
     "unknown setting": ({"gradient_checking_freqency": 3}, ["gradient_checking_freqency", "Did you mean gradient_checking_frequency"]),
     "unknown choice": ({"anomaly_detection_mode": "rais"}, ["anomaly_detection_mode", "rais", "Nearest: raise"]),

@@ -281,6 +281,8 @@ def test_a_session_that_measures_nothing_says_so(tmp_path):
     }  # fmt: skip
     report = diagnose(write(tmp_path / "run", [], late=[Event("start", 0, start)]))
     assert report.why_unknown.startswith("Nothing was measured: the mode is 'none'.")
+    assert {answer.reason for answer in report.not_evaluated} == {"nothing was measured: the mode is 'none'"}
+    assert str(report) == report.summary()
 
 
 @pytest.mark.parametrize("end", ["exception", ""], ids=["raised", "killed"])

@@ -24,7 +24,7 @@ EXAMPLES = {
     r"the loss did not fall": (
         "the loss did not fall (2 at first)", {"first_loss": 2.0, "recent_loss": 1.0}, {"first_loss": 2.0, "recent_loss": 2.0}),
     r"the loss rose from": ("the loss rose from 2 to 1", {"first_loss": 2.0, "recent_loss": 1.0}, {"first_loss": 2.0, "recent_loss": 9.0}),
-    r"an update was \S+ times the size of all weights": (
+    r"an update was \S+ times the size of (?:all|the measured) weights": (
         "an update was 0.1 times the size of all weights", {"largest_update_per_weight": 0.1}, {"largest_update_per_weight": 4.0}),
     r"losses are not finite": ("0 of 60 losses are not finite", {"num_nonfinite": 0}, {"num_nonfinite": 3}),
     r"backward was never called": ("all 5 steps found nothing, and backward was never called", {"backwards": 5}, {"backwards": 0}),

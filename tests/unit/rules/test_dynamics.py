@@ -361,6 +361,14 @@ def test_a_loss_made_of_finite_outputs_blames_what_is_computed_from_them():
     assert "the outputs of all layers were finite" in finding.cause
 
 
+def test_nothing_is_said_of_all_layers_if_the_user_chose_some():
+    started = Event("start", 0, dict.fromkeys(("name", "sonde", "python", "torch", "mode", "level"), "") | {
+        "argv": [], "every": None, "overhead_budget": 0.02, "native_kernel": True, "threads": 1, "layers": ["head"],
+    })  # fmt: skip
+    finding = the_finding(nonfinite_loss, bad_from(45, start=[started, *opening()]))
+    assert "the outputs of the layers that you chose were finite, so another layer made it" in finding.cause
+
+
 def test_a_loss_made_of_bad_outputs_blames_the_first_layer_that_put_one_out():
     rows = {path: row(nan=12) if path in ("net.4", "head") else row() for path in LAYERS}
     finding = the_finding(nonfinite_loss, bad_from(45, frames=lambda s: {"activation": rows}))

@@ -111,6 +111,29 @@ def test_a_misspelled_scalar_is_an_error_with_the_nearest_ones(tmp_path):
         Run(tmp_path).scalar("xyzzy")
 
 
+def test_a_kind_or_a_rank_that_the_run_does_not_know_is_an_error_before_anything_is_read(tmp_path):
+    write_steps(tmp_path, range(3))
+    run = Run(tmp_path)
+    with pytest.raises(SondeError, match=r"'gradients' is no kind of measurement\. Nearest: gradient"):
+        run.frames("gradients")
+    with pytest.raises(SondeError, match=r"'nonfinit' is no kind of event\. Nearest: nonfinite"):
+        run.events("nonfinit")
+    for read in (run.steps, lambda rank: run.frames("gradient", rank), lambda rank: run.events("start", rank)):
+        with pytest.raises(SondeError, match="no rank 9; it has 0"):
+            read(rank=9)
+    assert list(run.frames("update")) == list(run.events("spike")) == []  # known, and not in this run
+    assert len(list(run.steps(rank=0))) == 3
+
+
+def test_the_logged_names_of_a_run_with_two_attempts_are_those_of_the_log(tmp_path):
+    for names in (["loss", "accuracy"], ["accuracy", "loss"]):  # the same ids, other names
+        writer = Writer(tmp_path)
+        writer.sites([Site(i, "scalar", name) for i, name in enumerate(names)])
+        writer.frame(writer.plan("log", ("value",), [names.index("accuracy")]), 0, np.ones((1, 1)))
+        writer.close()
+    assert Run(tmp_path).logged == ["accuracy"]
+
+
 def test_a_run_is_read_from_a_path_and_nothing_else():
     with pytest.raises(NoRunError, match=r"not from NoneType. A session has no run before its start\(\)"):
         Run(None)

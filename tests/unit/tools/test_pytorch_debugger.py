@@ -331,6 +331,14 @@ def test_a_debugged_step_leaves_the_anomaly_mode_on(tmp_path):
         assert torch.is_anomaly_enabled()
 
 
+def test_settings_that_act_in_sessions_only_are_named(tmp_path, caplog):
+    debugger(tmp_path, debug_memory_usage=True, layers=["head"], memory_threshold_mb=10)
+    assert "PyTorchDebugger does not use debug_memory_usage, layers, memory_threshold_mb: sonde.watch(model, config=…) does." in caplog.text
+    caplog.clear()
+    debugger(tmp_path, level="expert", save_debug_info=True)
+    assert not caplog.records
+
+
 def test_a_report_on_nothing_has_every_key_and_no_average(tmp_path):
     report = debugger(tmp_path).create_debug_report()
     check_keys(report)
@@ -339,7 +347,8 @@ def test_a_report_on_nothing_has_every_key_and_no_average(tmp_path):
     assert report["gradient_analysis"] == {"average_gradient_norm": None, "max_gradient_norm": None, "gradient_anomalies": 0}
     assert report["operation_breakdown"] == {}
     assert report.is_empty
-    assert "nothing recorded" in str(report)
+    assert "nothing recorded: wrap the operations of the loop" in str(report)
+    assert "nothing recorded: the mode is 'none'" in str(PyTorchDebugger({"mode": "none"}).create_debug_report())
     assert debugger(tmp_path).create_debug_plots().stat().st_size > 1000
 
 
@@ -860,7 +869,8 @@ def test_debugger_and_session_measure_the_same_numbers(tmp_path):
         (lambda tool: tool.debug_performance(3), "int"),
         (lambda tool: tool.setup_training_logging(" "), "needs a name"),
         (lambda tool: tool.setup_training_logging("run", interval_s=-1), "seconds"),
-        (lambda tool: PyTorchDebugger({"mode": 1}), "DebugConfig"),
+        (lambda tool: PyTorchDebugger("full"), "DebugConfig"),
+        (lambda tool: PyTorchDebugger({"mode": 1}), "mode is one of none, anomaly_detection"),
         (
             lambda tool: tool.debug_optimization_step(None, model_examples.mlp()),
             r"optimizer must be a torch\.optim\.Optimizer, not a NoneType",

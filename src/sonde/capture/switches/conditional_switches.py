@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any
 
 from sonde.capture.incident_types import Incident, SpikeIncident
+from sonde.capture.logged_values import MAX_REFUSED, read_logged
 from sonde.capture.probes.probe import Probe, ProbeContext
 from sonde.capture.step_profiler.step_profiler import MEMORY, SLOW, SLOW_NS, WARMUP
 from sonde.capture.switches.debug_switches import Switches
 from sonde.capture.training_callbacks import suspended
 from sonde.condition_expressions import STEP_NAMES, Condition, parse_condition
 from sonde.errors import SondeError
-from sonde.events import ConditionMet
-from sonde.statistics.find_tensors import read_scalar
+from sonde.events import ConditionMet, NotMeasured
 
 NAMED = ("loss_spike", "gradient_spike", "nonfinite", "slow_step")
 
@@ -44,6 +44,7 @@ class Triggers:
     def __init__(self, switches: Switches, session: object) -> None:
         self._switches, self._session = switches, session
         self._metrics: dict[str, tuple[Callable[[], Any], int]] = {}  # by name: the function of the user's, called every so many steps
+        self._refused: set[str] = set()  # names of metrics that returned something that is not one number
         self._triggers: list[Trigger] = []
         self.holding: set[str] = set()  # named conditions that hold in the running step
         self._usual_ns = 0.0
@@ -89,11 +90,22 @@ class Triggers:
             return
         try:
             with suspended():  # a metric may call the model: that is not the training
-                number = read_scalar(function())
-            if number is not None:
-                context.recorder.log(context.state.number, {name: number})
+                logged = read_logged({name: function()})
+                numbers = logged.numbers | {each: float(value.item()) for each, value in logged.on_device.items()}
+            if numbers:
+                context.recorder.log(context.state.number, numbers)
+            texts = dict.fromkeys(logged.texts, "it was a text, and one number per step is recorded: session.log records texts")
+            for each, reason in (texts | logged.refused).items():
+                self._warn_refused(context, each, reason)
         except Exception as error:
             context.isolation.report("metric", name, error)
+
+    def _warn_refused(self, context: ProbeContext, name: str, reason: str) -> None:
+        """What a metric returned is not recorded: said once for each name, here and in the report."""
+        if name not in self._refused and len(self._refused) < MAX_REFUSED:
+            self._refused.add(name)
+            _log.warning("sonde: session.metric does not record %r: %s.", name, reason)
+            context.recorder.emit(NotMeasured(probe="session.metric", where=name, reason=reason), context.state.number)
 
     def _update_named(self, context: ProbeContext, training_ns: int) -> None:
         """Which of the named conditions hold in the step that ends."""

@@ -182,7 +182,7 @@ class Switches:
         state = self._states[name]
         if on:
             state.since_step, state.by = step, by
-            state.log.open()
+            state.log.open(at_once=not by.startswith("when "))  # a condition may turn it on and off many times per second
             if name == "validation":
                 self.facts.end_step()  # of an evaluation only the end would be counted
             if name == ANOMALY:

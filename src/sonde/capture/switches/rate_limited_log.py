@@ -32,7 +32,10 @@ class SwitchLog:
         self._num, self._num_skipped, self._next_ns = 0, 0, 0
         self._level: int | None = None
 
-    def open(self) -> None:
+    def open(self, *, at_once: bool) -> None:
+        """`at_once`: the next line is written without a pause, because a person waits for it."""
+        if at_once:
+            self._next_ns = 0
         if self._log.level == logging.NOTSET:  # otherwise the user has set a level
             self._level = self._log.level
             self._log.setLevel(logging.INFO)

@@ -16,6 +16,8 @@ LONGEST_NAME = 25  # characters: the table then fits into 80 columns
 
 def debug_text(report: Mapping[str, Mapping[str, Any]]) -> str:
     rows = _operations(report)
+    if not rows and report.get("summary", {}).get("debug_mode") == "none":
+        return "nothing recorded: the mode is 'none'. Choose another mode, such as full_debug."
     if not rows:
         return "nothing recorded: wrap the operations of the loop, for instance with debug_training_step(...)"
     lines = [line for name, fact in _facts(report) for line in hanging(f"{name:<{NAME}}", fact)]

@@ -49,8 +49,9 @@ def check(view: RunView) -> Result:
     steps += [cause.large_update_step] if is_thrown else []
     norms = view.steps["grad_norm"][np.isfinite(view.steps["grad_norm"])]
     first_norm, largest_norm = first_number(norms), largest_number(norms)
+    weights = "the measured weights" if view.are_layers_chosen else "all weights"
     how = (
-        f"an update was {number(cause.largest_ratio)} times the size of all weights"
+        f"an update was {number(cause.largest_ratio)} times the size of {weights}"
         if is_thrown
         else f"the loss climbed above {CLIMB:g} times its start, the gradient norm from {number(first_norm)} to {number(largest_norm)}"
     )

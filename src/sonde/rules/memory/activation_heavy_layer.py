@@ -75,11 +75,12 @@ def check(view: RunView) -> Result:
         return Clear()
     first, others = place[0][0], [layer_name(site.name, site.type) for site, _ in place[1:]]
     with_others = f", with {' and '.join(others)} behind it," if others else ""
+    measured = "the layers that you chose" if view.are_layers_chosen else "all layers"
     return RULE.finding(
         Severity.WARNING,
         outputs.first_step,
         cause=f"its output{with_others} takes {size(heavy)}: {100 * heavy / limit.num_bytes:.0f} % of the {size(limit.num_bytes)} of "
-        f"{limit.by}, and {100 * heavy / total:.0f} % of what all layers keep for backward, which needs gradients of that size as well",
+        f"{limit.by}, and {100 * heavy / total:.0f} % of what {measured} keep for backward, which needs gradients of that size as well",
         fix="make that tensor smaller: compute it in pieces of the batch or the sequence, attention by "
         "scaled_dot_product_attention, a stride or fewer channels before it, or bfloat16",
         evidence={

@@ -61,6 +61,9 @@ def _first_place(view: RunView, bad_row: int, bad_step: int) -> tuple[int, str, 
             return bad_step, name, f"the output of {layer} was not finite already ({number(num)} numbers), so the forward made it"
     if not outputs:
         return bad_step, "", "the output of the model was not measured in that step"
+    if view.are_layers_chosen:
+        others = "another layer made it, or what is computed from the outputs, or the targets"
+        return bad_step, "", f"the outputs of the layers that you chose were finite, so {others}"
     return bad_step, "", "the outputs of all layers were finite, so what is computed from them made it, or the targets"
 
 

@@ -109,6 +109,10 @@ class ModelLayers:
                 by_module.setdefault(id(self.modules[name]), name)
         return list(by_module.values())
 
+    def has_match(self, patterns: LayerPatterns | None) -> bool:
+        """Whether any layer matches, also one that hooks cannot observe."""
+        return patterns is None or any(map(patterns.matches, self.modules))
+
 
 MAX_NAMED = 8  # parameters with a non-finite gradient that are reported in one step
 _MAY_STOP = frozenset({HookAction.STOP_TRAINING, HookAction.CUSTOM_CALLBACK})
@@ -156,6 +160,7 @@ class Attachment:
             layers = ModelLayers(model)
             for each in on_layers:
                 each.layers = tuple(layers.select(each.hook.patterns))
+                each.matches_no_layer = not layers.has_match(each.hook.patterns)
                 needed.update(each.layers)
                 for key in product(each.layers, (True, False)):
                     if each.hook.runs_in(is_forward=key[1]):

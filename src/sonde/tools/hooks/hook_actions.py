@@ -108,6 +108,7 @@ class RegisteredHook:
     last_error: str = ""
     num_files: int = 0
     num_decided: int = 0
+    matches_no_layer: bool = False  # of the model that it is attached to
     has_matched: bool = False  # a layer that `execute_hooks` was called with
     unmatched: str = ""  # the first one that its patterns did not match
     unknown: frozenset[str] = frozenset()  # names without a value when its condition could not be decided
@@ -123,7 +124,8 @@ class RegisteredHook:
     @property
     def status(self) -> HookStatus:
         unknown = () if self.num_decided else tuple(sorted(self.unknown))
-        unmatched = "" if self.has_matched or self.layers or not self.unmatched else self._describe_unmatched()
+        is_unmatched = not self.has_matched and not self.layers and (self.unmatched or self.matches_no_layer)
+        unmatched = self._describe_unmatched() if is_unmatched else ""
         return HookStatus(
             self.id, self.hook.name, self.state, self.executions, self.layers, self.faults, self.last_error, unknown, unmatched
         )
@@ -141,7 +143,10 @@ class RegisteredHook:
 
     def _describe_unmatched(self) -> str:
         patterns = self.hook.patterns.patterns if self.hook.patterns is not None else ()
-        return f"no layer so far matches {listing(list(map(repr, patterns)))}; the first was {self.unmatched!r}"
+        names = listing(list(map(repr, patterns)))
+        if not self.unmatched:
+            return f"no layer of the model matches {names}"
+        return f"no layer so far matches {names}; the first was {self.unmatched!r}"
 
     def is_due(self, step: int) -> bool:
         return step % self.hook.every == 0 and self.state == "active"

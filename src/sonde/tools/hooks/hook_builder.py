@@ -1,6 +1,6 @@
 """HookBuilder: builds a `HookSpec` (trigger, layers, actions and limits of a hook, immutable) from chained calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -64,6 +64,10 @@ class HookSpec:
         uses_tensor = self.condition is not None and not self.condition.names <= STEP_NAMES.keys()
         by_step = self.trigger in (HookTrigger.EVERY_N_STEPS, HookTrigger.ON_CONDITION)
         return by_step and self.patterns is None and not uses_tensor and not _NEED_TENSOR & set(self.actions)
+
+    def is_decided_by(self, names: Collection[str]) -> bool:
+        """True if it refers to no layer and these values of a step, given by hand, are all that it needs."""
+        return self.is_per_step and (self.condition.names if self.condition is not None else {"step"}) <= set(names)
 
     def runs_in(self, is_forward: bool) -> bool:
         """True if it is evaluated on outputs of layers, or on the gradients of these outputs (`is_forward` is False)."""

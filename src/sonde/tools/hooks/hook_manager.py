@@ -179,7 +179,8 @@ class Hooks:
         metadata: Mapping[str, Any] | None = None,
     ) -> list[HookResult]:  # fmt: skip
         """Runs the hooks of this layer on a tensor, array or list, as if it were an output of the layer (or its gradient). Values in
-        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions. Returns the results. A hook whose patterns match no
+        `metadata` named step, epoch, loss, lr or grad_norm are used by conditions; a hook that is otherwise evaluated once per
+        step runs here if they decide it. Returns the results. A hook whose patterns match no
         layer so far is logged once, and `status()` says it."""
         if not isinstance(layer_name, str):
             raise SondeError(f"a layer name is a string, not {layer_name!r}.")
@@ -191,7 +192,11 @@ class Hooks:
             raise SondeError(f"the tensor of {layer_name!r} has {values.numel()} elements, but shape={wanted} has {math.prod(wanted)}.")
         known = {name: _number(name, value) for name, value in (metadata or {}).items() if name in STEP_NAMES}
         step = int(known.get("step", self._step))
-        due = [each for each in self._hooks.values() if each.matches(layer_name, is_forward) and each.is_due(step)]
+        due = [
+            each
+            for each in self._hooks.values()
+            if (each.matches(layer_name, is_forward) or each.hook.is_decided_by(known)) and each.is_due(step)
+        ]
         known = self._known(step, is_forward) | known
         return self._run(due, HookEvent(layer_name, values, known, step=step, is_forward=is_forward, shape=wanted, metadata=metadata))
 

@@ -91,6 +91,27 @@ def test_a_metric_that_fails_is_taken_out_and_the_training_goes_on(tmp_path: Pat
     assert len(run.scalar("loss")[0]) == 10
 
 
+def test_a_metric_that_returns_something_else_than_one_number_says_so_once_and_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    results: dict[str, Any] = {"several": torch.ones(3), "nothing": None, "text": "x", "row": [1, 2], "val": {"loss": 0.5}}
+    sometimes = iter([None, 1.0, None, 2.0])
+
+    def prepare(session: sonde.DebugSession) -> None:
+        for name, result in results.items():
+            session.metric(name, lambda result=result: result)
+        session.metric("sometimes", lambda: next(sometimes))
+
+    train(tmp_path / "run", prepare, steps=4)
+    run = sonde.Run(tmp_path / "run")
+    assert sorted(run.logged) == ["sometimes", "val/loss"]
+    assert run.scalar("sometimes")[1].tolist() == [1.0, 2.0]
+    assert "session.metric does not record 'several': it was a tensor of 3 values" in caplog.text
+    notes = [event.data["where"] for event in run.events("unobserved") if event.data["probe"] == "session.metric"]
+    assert sorted(notes) == ["nothing", "row", "several", "sometimes", "text"]
+    assert not list(run.events("retired"))
+
+
 # -- conditions ------------------------------------------------------------------------------------------
 
 

@@ -190,6 +190,24 @@ def test_lines_are_few_and_none_is_forgotten(tmp_path: Path, caplog: pytest.LogC
     assert session.get_debugging_status()["backward_pass"]["num_lines"] == 3
 
 
+def test_a_switch_that_is_turned_on_again_writes_its_next_line_at_once_unless_a_condition_did_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonde.capture.switches.rate_limited_log.PAUSE_NS", 10**15)
+
+    def flip(session: sonde.DebugSession, step: int) -> None:
+        if step in (-1, 7):
+            session.enable_debugging("backward_pass")
+        if step == 5:
+            session.disable_debugging("backward_pass")
+            session.when("step == 6", then="gradient_norms", for_steps=1)
+            session.when("step == 9", then="gradient_norms", for_steps=1)
+
+    train(tmp_path / "run", flip)
+    assert [report["step"] for report in reports(caplog, "backward_pass")] == [0, 1, 2, 8]
+    assert len(reports(caplog, "gradient_norms")) <= 3
+
+
 class Classifier(nn.Module):
     """Called as models of transformers are: inputs by name, a dict as output."""
 

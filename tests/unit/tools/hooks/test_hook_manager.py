@@ -49,6 +49,23 @@ def test_a_pattern_that_matches_no_layer_is_logged_once_and_is_in_the_status(cap
     assert "no layer" not in str(other)
 
 
+def test_the_status_of_an_attached_hook_says_that_its_patterns_match_no_layer() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    hooks = hooks_with(inspect().layer_patterns("atention.*"), inspect("other").layer_patterns("0").max_executions(1))
+    with hooks.attach(model):
+        model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    look, other = hooks.status().values()
+    assert "no layer of the model matches 'atention.*'" in str(look)
+    assert "matches" not in str(other)  # also now that it is done
+
+
+def test_values_given_by_hand_decide_a_hook_that_is_evaluated_once_per_step() -> None:
+    hooks = hooks_with(HookBuilder("high").when("loss > 0.5").callback(lambda event: event.step))
+    assert hooks.execute_hooks("head", [1.0]) == hooks.execute_hooks("head", [1.0], metadata={"loss": 0.1}) == []
+    assert [result.value for result in hooks.execute_hooks("head", [1.0], metadata={"loss": 0.9, "step": 7})] == [7]
+
+
 @pytest.mark.parametrize(("arguments", "said"), [({"shape": 3}, "shape holds the sizes"), ({"metadata": 3}, "metadata holds values")])
 def test_arguments_of_execute_hooks_that_cannot_be_meant_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(SondeError, match=said):
