@@ -48,6 +48,7 @@ from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.switches.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.switches.debug_switches import Switches, SwitchProbe
 from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
+from sonde.capture.watched_model import join_path
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
@@ -69,7 +70,7 @@ from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.script_runner import Script, run_to_end
 from sonde.statistics import native_extension, reductions
-from sonde.statistics.private_torch_api import is_compiled
+from sonde.statistics.private_torch_api import is_compiled, without_modes
 from sonde.statistics.tensor_statistics_table import measure_columns
 from sonde.tools_of_session import SessionTool, SessionTools
 
@@ -104,6 +105,7 @@ class DebugSession:
         self.is_started = False
         self._startup_ns = 0
         self._written_records: dict[str, str] = {}  # by tool
+        self._nonfinite_freed: tuple[NonFinite, int] | None = None  # the first weights that were freed with a NaN, and the step
         self._refused: set[str] = set()  # names that were logged with something that is not one number
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
@@ -140,7 +142,7 @@ class DebugSession:
             return self
         began_ns = perf_counter_ns()
         rank, world_size = _rank()
-        self.run = self._open_run(world_size)
+        self.run = Path(os.path.abspath(self._open_run(world_size)))  # the script may change its directory
         manifest: dict[str, Any] = {
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
@@ -157,7 +159,7 @@ class DebugSession:
             self._recorder, self.config, self._isolation, self._registry, concerns=self._concerns, make_handlers=self._make_handlers,
             more_probes=self._make_probes,
         )  # fmt: skip
-        self._registry.connect(tracker)
+        self._registry.connect(tracker, self._check_freed_weights)
         tracker.on_models_changed = self._attach_tools
         self._cpu_of_children_s = _cpu_of_children_s()
         self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
@@ -239,13 +241,24 @@ class DebugSession:
         """The weights that the training leaves behind: the update of the last step, or what came after it, may have made them NaN."""
         if not tracker.boundaries.number:
             return
-        named = {name: p for watched in self._registry for name, p in watched.parameters() if p.requires_grad}
-        _, bad = reductions.check_finite(list(named.values()))
-        if bad >= 0:
-            name, parameter = list(named.items())[bad]
-            found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
-            event = NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
-            self._recorder.emit(event, max(tracker.boundaries.number - 1, 0))
+        if self._nonfinite_freed is None:
+            named = {join_path(watched.name, path): p for watched in self._registry for path, p in watched.parameters()}
+            event, step = _nonfinite_parameter(named), max(tracker.boundaries.number - 1, 0)
+        else:
+            event, step = self._nonfinite_freed
+        if event is not None:
+            self._recorder.emit(event, step)
+
+    def _check_freed_weights(self, model: str) -> None:
+        """The program frees a model, for example because the function that trained it returns: its weights cannot be checked at the end.
+        Python calls this at any line, so the finding waits for the end of the run."""
+        tracker = self._tracker
+        if tracker is None or not tracker.boundaries.number or self._nonfinite_freed is not None:
+            return
+        with contextlib.suppress(Exception):  # Python would print it
+            event = without_modes(_nonfinite_parameter, self._registry.measured_parameters(model), runs_users_dispatch=False)
+            if event is not None:
+                self._nonfinite_freed = (event, max(tracker.boundaries.number - 1, 0))
 
     def _record_children(self, tracker: StepTracker) -> None:
         num_steps = self._recorder.writer.num_steps_of_children
@@ -636,6 +649,17 @@ def run_script(
         if strict:
             raise
     return ScriptRun(session.run, result.exit_code, script, error, session.describe_lost_records())
+
+
+def _nonfinite_parameter(named: Mapping[str, torch.Tensor], *, runs_users_dispatch: bool = True) -> NonFinite | None:
+    """The first trainable parameter that holds NaN or Inf, if there is one."""
+    trainable = [(name, p) for name, p in named.items() if p.requires_grad]
+    _, bad = reductions.check_finite([p for _, p in trainable], runs_users_dispatch=runs_users_dispatch)
+    if bad < 0:
+        return None
+    name, parameter = trainable[bad]
+    found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
+    return NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
 
 
 def _cpu_of_children_s() -> float:
