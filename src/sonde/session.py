@@ -64,6 +64,7 @@ from sonde.events import (
     TextLogged,
     TypedEvent,
 )  # fmt: skip
+from sonde.formatting import counted
 from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
@@ -291,7 +292,7 @@ class DebugSession:
             return "" if self.run is None else f"the run in {self.run} was removed while the script ran"
         gap = self._recorder.writer.unwritten_gap
         since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
-        return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
+        return f"{counted(gap.num_dropped, 'record')} of this run{since} could not be written ({gap.reason})" if gap else ""
 
     def _close_at_exit(self) -> None:
         """The program ends and nobody has closed the session: what was recorded since the last step is written, and that it ended."""

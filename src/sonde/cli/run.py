@@ -140,9 +140,9 @@ def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | Non
         report = diagnose_with_progress(path, lost=lost)
         if not quiet and (report.run.num_steps or report.findings):
             open_terminal(stderr=True).print(TerminalReport(report))
-        elif not quiet and not lost:  # not a training: one line is enough
+        elif not quiet:  # not a training, or nothing of it is in the run: one line is enough
             open_terminal(stderr=True).print(Text(printable(report.why_unknown)))
-        if lost:
+        if lost and report.run.num_steps:
             click.echo(f"sonde: {printable(lost)}: the verdict is about the rest.", err=True)
     except Exception as error:
         if strict:

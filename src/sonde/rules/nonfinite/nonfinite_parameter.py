@@ -3,7 +3,8 @@
 What it finds    trainable parameters with NaN or Inf at the end of the run: made by the last update, or by code after it that averages,
                  prunes or scales weights.
 Why it matters   the model that is saved returns NaN for every input.
-How it knows     all parameters of the watched models are checked when the run ends, or when the program frees a model before. No loss shows it, because no step follows.
+How it knows     all parameters of the watched models are checked when the run ends, or when the program frees a model before.
+                 No loss shows it, because no step follows.
 Known problems   if a loss was not finite before, its own rule has found the cause, and this one is silent.
 Fix              check what is done to the weights after the last step; stop before an update with a gradient that is not finite.
 """
