@@ -304,7 +304,7 @@ class DebugSession:
 
     def _close_after(self, error: BaseException) -> None:
         self.record_exception(error)
-        self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+        self.close("exception", exit_code=1, exception=_exception_text(error))
 
     def __enter__(self) -> Self:
         return self if self.is_started else self.start()
@@ -643,13 +643,22 @@ def run_script(
         return ScriptRun(None, result.exit_code, script, result.exception)
     error = result.exception
     try:
-        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        text = _exception_text(error) if error is not None else ""
         session.record_exception(error)
         session.close(result.how, exit_code=result.exit_code, exception=text)
     except Exception:
         if strict:
             raise
     return ScriptRun(session.run, result.exit_code, script, error, session.describe_lost_records())
+
+
+def _exception_text(error: BaseException) -> str:
+    """`ValueError: why`, or the class alone where there is nothing more to say."""
+    try:
+        why = str(error)
+    except Exception:  # an error of the user's own class
+        why = ""
+    return f"{type(error).__name__}: {why}"[:2000] if why else type(error).__name__
 
 
 def _nonfinite_parameter(named: Mapping[str, torch.Tensor], *, runs_users_dispatch: bool = True) -> NonFinite | None:
