@@ -48,6 +48,7 @@ from sonde.capture.step_tracker import IncidentHandler, StepTracker
 from sonde.capture.switches.conditional_switches import TriggerProbe, Triggers
 from sonde.capture.switches.debug_switches import Switches, SwitchProbe
 from sonde.capture.switches.facts_for_switches import SwitchFactsProbe
+from sonde.capture.watched_model import join_path
 from sonde.capture.watched_models_registry import ModelRegistry
 from sonde.capture.zero_grad_tracking import optimizer_parameters
 from sonde.early_stopper import EarlyStopping
@@ -63,13 +64,14 @@ from sonde.events import (
     TextLogged,
     TypedEvent,
 )  # fmt: skip
+from sonde.formatting import counted
 from sonde.runlog.fatal_signal_file import fatal_signals_recorded
 from sonde.runlog.run_directory import new_run_directory, open_run_directory, write_run_json
 from sonde.runlog.switch_file import check_switch_names
 from sonde.runlog.writer import Writer
 from sonde.script_runner import Script, run_to_end
 from sonde.statistics import native_extension, reductions
-from sonde.statistics.private_torch_api import is_compiled
+from sonde.statistics.private_torch_api import is_compiled, without_modes
 from sonde.statistics.tensor_statistics_table import measure_columns
 from sonde.tools_of_session import SessionTool, SessionTools
 
@@ -103,6 +105,7 @@ class DebugSession:
         self.is_started = False
         self._startup_ns = 0
         self._written_records: dict[str, str] = {}  # by tool
+        self._nonfinite_freed: tuple[NonFinite, int] | None = None  # the first weights that were freed with a NaN, and the step
         self._refused: set[str] = set()  # names that were logged with something that is not one number
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
@@ -139,7 +142,7 @@ class DebugSession:
             return self
         began_ns = perf_counter_ns()
         rank, world_size = _rank()
-        self.run = self._open_run(world_size)
+        self.run = Path(os.path.abspath(self._open_run(world_size)))  # the script may change its directory
         manifest: dict[str, Any] = {
             "name": self._name or self.run.name, "argv": list(sys.argv), "sonde": sonde.__version__,
             "python": sys.version.split()[0], "torch": torch.__version__, "every": self.config.every,
@@ -156,7 +159,7 @@ class DebugSession:
             self._recorder, self.config, self._isolation, self._registry, concerns=self._concerns, make_handlers=self._make_handlers,
             more_probes=self._make_probes,
         )  # fmt: skip
-        self._registry.connect(tracker)
+        self._registry.connect(tracker, self._check_freed_weights)
         tracker.on_models_changed = self._attach_tools
         self._cpu_of_children_s = _cpu_of_children_s()
         self._switches.attach(tracker.context, tracker.boundaries, self.run, tracker.plan_handlers)
@@ -238,13 +241,24 @@ class DebugSession:
         """The weights that the training leaves behind: the update of the last step, or what came after it, may have made them NaN."""
         if not tracker.boundaries.number:
             return
-        named = {name: p for watched in self._registry for name, p in watched.parameters() if p.requires_grad}
-        _, bad = reductions.check_finite(list(named.values()))
-        if bad >= 0:
-            name, parameter = list(named.items())[bad]
-            found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
-            event = NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
-            self._recorder.emit(event, max(tracker.boundaries.number - 1, 0))
+        if self._nonfinite_freed is None:
+            named = {join_path(watched.name, path): p for watched in self._registry for path, p in watched.parameters()}
+            event, step = _nonfinite_parameter(named), max(tracker.boundaries.number - 1, 0)
+        else:
+            event, step = self._nonfinite_freed
+        if event is not None:
+            self._recorder.emit(event, step)
+
+    def _check_freed_weights(self, model: str) -> None:
+        """The program frees a model, for example because the function that trained it returns: its weights cannot be checked at the end.
+        Python calls this at any line, so the finding waits for the end of the run."""
+        tracker = self._tracker
+        if tracker is None or not tracker.boundaries.number or self._nonfinite_freed is not None:
+            return
+        with contextlib.suppress(Exception):  # Python would print it
+            event = without_modes(_nonfinite_parameter, self._registry.measured_parameters(model), runs_users_dispatch=False)
+            if event is not None:
+                self._nonfinite_freed = (event, max(tracker.boundaries.number - 1, 0))
 
     def _record_children(self, tracker: StepTracker) -> None:
         num_steps = self._recorder.writer.num_steps_of_children
@@ -277,7 +291,7 @@ class DebugSession:
             return "" if self.run is None else f"the run in {self.run} was removed while the script ran"
         gap = self._recorder.writer.unwritten_gap
         since = f", from step {gap.first_step} on," if gap and gap.first_step >= 0 else ""
-        return f"{gap.num_dropped:,} records of this run{since} could not be written ({gap.reason})" if gap else ""
+        return f"{counted(gap.num_dropped, 'record')} of this run{since} could not be written ({gap.reason})" if gap else ""
 
     def _close_at_exit(self) -> None:
         """The program ends and nobody has closed the session: what was recorded since the last step is written, and that it ended."""
@@ -289,7 +303,7 @@ class DebugSession:
 
     def _close_after(self, error: BaseException) -> None:
         self.record_exception(error)
-        self.close("exception", exit_code=1, exception=f"{type(error).__name__}: {error}"[:2000])
+        self.close("exception", exit_code=1, exception=_exception_text(error))
 
     def __enter__(self) -> Self:
         return self if self.is_started else self.start()
@@ -629,13 +643,33 @@ def run_script(
         return ScriptRun(None, result.exit_code, script, result.exception)
     error = result.exception
     try:
-        text = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        text = _exception_text(error) if error is not None else ""
         session.record_exception(error)
         session.close(result.how, exit_code=result.exit_code, exception=text)
     except Exception:
         if strict:
             raise
     return ScriptRun(session.run, result.exit_code, script, error, session.describe_lost_records())
+
+
+def _exception_text(error: BaseException) -> str:
+    """`ValueError: why`, or the class alone where there is nothing more to say."""
+    try:
+        why = str(error)
+    except Exception:  # an error of the user's own class
+        why = ""
+    return f"{type(error).__name__}: {why}"[:2000] if why else type(error).__name__
+
+
+def _nonfinite_parameter(named: Mapping[str, torch.Tensor], *, runs_users_dispatch: bool = True) -> NonFinite | None:
+    """The first trainable parameter that holds NaN or Inf, if there is one."""
+    trainable = [(name, p) for name, p in named.items() if p.requires_grad]
+    _, bad = reductions.check_finite([p for _, p in trainable], runs_users_dispatch=runs_users_dispatch)
+    if bad < 0:
+        return None
+    name, parameter = trainable[bad]
+    found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
+    return NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
 
 
 def _cpu_of_children_s() -> float:

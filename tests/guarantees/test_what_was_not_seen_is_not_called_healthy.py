@@ -123,6 +123,51 @@ def test_weights_that_become_nan_after_the_last_step_are_found(tmp_path):
     assert [(finding.rule, finding.where) for finding in report.findings] == [("nonfinite-parameter", "2.weight")]
 
 
+FREED = """
+    import os
+    import torch
+    from torch import nn
+    torch.manual_seed(0)
+    def train(last_rate):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(30):
+            x = torch.randn(32, 8)
+            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            if step == 29:
+                optimizer.param_groups[0]["lr"] = last_rate
+            optimizer.step()
+    train(float("nan"))
+    train(0.01)
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+"""
+
+
+def test_weights_that_are_nan_when_a_function_frees_its_model_are_found_also_where_the_script_changes_its_directory(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(dedent(FREED))
+    done = fork_server.python("-m", "sonde", "run", "--check", "--to", "run", program, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert f"run         {tmp_path / 'run'}" in done.stderr
+    (finding,) = sonde.diagnose(tmp_path / "run").findings
+    assert (finding.rule, finding.where, finding.step) == ("nonfinite-parameter", "0.weight", 29)
+    assert finding.cause.startswith("when the program freed the model, after step 29, 128 of 128 numbers of 0.weight are NaN or Inf")
+
+
+def test_weights_that_are_nan_in_one_of_two_models_with_the_same_layers_are_found(tmp_path):
+    first, second = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(2))
+    with sonde.watch(first, to=tmp_path / "run") as session:
+        session.attach(second, name="critic")
+        train(first)
+        train(second)
+        with torch.no_grad():
+            first[2].weight[0, 3] = float("nan")
+    assert [(finding.rule, finding.where) for finding in session.report().findings] == [("nonfinite-parameter", "2.weight")]
+
+
 FULL_DISK = """
     import resource, sys
     import torch

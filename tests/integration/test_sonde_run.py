@@ -143,6 +143,21 @@ def test_ctrl_c_ends_the_process_by_its_signal(script, tmp_path):
     assert "KeyboardInterrupt" in error
 
 
+MUTE = """
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError
+raise Mute
+"""
+
+
+@pytest.mark.parametrize(("ending", "name"), [("raise ValueError\n", "ValueError"), (MUTE, "Mute")], ids=["empty", "mute"])
+def test_an_error_without_a_text_is_named_by_its_class(forked_sonde, script, tmp_path, ending, name):
+    result = forked_sonde("run", "--to", str(tmp_path / "run"), script(HEALTHY + ending))
+    assert result.returncode == 1
+    assert f"ended by {name})" in " ".join(result.stderr.split())
+
+
 def test_a_script_that_trains_nothing_gets_one_line(sonde, script):
     child = sonde("run", script("print('hello')\n"))
     assert child.returncode == 0

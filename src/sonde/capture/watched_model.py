@@ -1,7 +1,7 @@
 """A model under watch: its layers, its parameters, and the modules whose calls are its forwards."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -21,9 +21,12 @@ _COMPUTES_ITSELF = (nn.MultiheadAttention,)
 class WatchedModel:
     """A model by its name, held weakly, with the modules (entry points) through which it is called."""
 
-    def __init__(self, name: str, model: nn.Module, callbacks: TrainingCallbacks) -> None:
+    def __init__(
+        self, name: str, model: nn.Module, callbacks: TrainingCallbacks, on_freed: Callable[[str], None] | None = None
+    ) -> None:
         self.name = name
-        self._model = weakref.ref(model)
+        # Python calls this before it clears the attributes of the model: its parameters still live.
+        self._model = weakref.ref(model, None if on_freed is None else lambda _: on_freed(name))
         self._callbacks = callbacks
         self._entry_points: dict[int, weakref.ref[nn.Module]] = {}
         self.is_compiled = is_compiled(model)

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -38,6 +38,7 @@ class ModelRegistry:
         self._watched: list[WatchedModel] = []
         self._by_entry_point: dict[int, WatchedModel] = {}  # found once, by id(module)
         self._callbacks: TrainingCallbacks | None = None
+        self._on_freed: Callable[[str], None] | None = None
         self._sites: dict[int, tuple[weakref.ref[torch.Tensor], Site]] = {}
         self._names: dict[int, tuple[str, str, str, bool]] | None = None
         self._with_output: set[int] = set()
@@ -47,9 +48,10 @@ class ModelRegistry:
         self._num_foreign = 0
         self._sampled: list[int | None] = []  # content of a few parameters at the last backward, while no optimizer steps
 
-    def connect(self, callbacks: TrainingCallbacks) -> None:
-        """Whose `on_forward_start` and `on_forward_end` are called for the models."""
-        self._callbacks = callbacks
+    def connect(self, callbacks: TrainingCallbacks, on_freed: Callable[[str], None] | None = None) -> None:
+        """Whose `on_forward_start` and `on_forward_end` are called for the models. `on_freed` is called with the name of a model that the
+        program frees, while its parameters still live."""
+        self._callbacks, self._on_freed = callbacks, on_freed
 
     def __iter__(self) -> Iterator[WatchedModel]:
         return iter(self._watched)
@@ -66,7 +68,7 @@ class ModelRegistry:
         # The first model's paths stand alone; those of others come after the model's name.
         name = "" if self._num_named == 0 else f"{label}#{self._num_named}" if any(each.name == label for each in self) else label
         self._num_named += 1
-        watched = WatchedModel(name, model, self._callbacks)
+        watched = WatchedModel(name, model, self._callbacks, self._on_freed)
         self._watched.append(watched)
         self._names = None
         watched.add_entry_point(model if entry_point is None else entry_point)  # a model may define __bool__ or __len__
@@ -197,6 +199,11 @@ class ModelRegistry:
         if site is not None:
             self._sites[id(parameter)] = (weakref.ref(parameter), site)
         return site
+
+    def measured_parameters(self, model: str) -> dict[str, torch.Tensor]:
+        """The parameters of this model that were measured and live, by name; also while the model itself is being freed."""
+        of_model = [(site.name, ref()) for ref, site in list(self._sites.values()) if site.model == model]
+        return {name: parameter for name, parameter in of_model if parameter is not None}
 
     def parameter_name(self, parameter: torch.Tensor) -> str:
         site = self.parameter_site(parameter)

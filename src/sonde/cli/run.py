@@ -90,7 +90,7 @@ def _watch(
         from sonde.session import TORCH_IMPORT_NS, run_script
 
     import_ns = perf_counter_ns() - began_ns - TORCH_IMPORT_NS  # the script imports torch as well
-    stderr, process = StartupStderr(), os.getpid()
+    stderr, process, directory = StartupStderr(), os.getpid(), _working_directory()
     launched = run_script(
         script, args, module=module, config=config, to=to, name=name, strict=strict, on_end=run_exit_functions,
         on_not_writable=None if check else _say_not_watched, import_ns=import_ns,
@@ -102,7 +102,7 @@ def _watch(
     is_first = os.environ.get("RANK", "0") == "0" and os.getpid() == process
     if launched.run is not None and is_first and (check or not quiet):
         with stderr.in_place():
-            report = _judged(launched.run, launched.lost, quiet=quiet, strict=strict)
+            report = _judged(_short_path(launched.run, directory), launched.lost, quiet=quiet, strict=strict)
     launched.script.enter()  # what is left of it (daemon threads, destructors) finds its own modules until Python ends
     if type(launched.exception) is KeyboardInterrupt:
         raise KeyboardInterrupt
@@ -114,10 +114,22 @@ def _say_not_watched(error: RunNotWritable) -> None:
         click.echo(f"sonde: {printable(str(error))}\n       The script runs without Sonde.", err=True)
 
 
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return ""
+
+
+def _short_path(path: Path, directory: str) -> Path:
+    """The path from the directory of the user's shell, unless it is elsewhere or the script has left that directory."""
+    return path.relative_to(directory) if directory == _working_directory() and path.is_relative_to(directory or os.devnull) else path
+
+
 def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | None:
     """Print the verdict to stderr. The training is over: no error here may change how it ended."""
-    if lost and not path.is_dir():
-        click.echo(f"sonde: {printable(lost)}: nothing is left to judge.", err=True)
+    if not path.is_dir():
+        click.echo(f"sonde: the run in {printable(path)} was removed while the script ran: nothing is left to judge.", err=True)
         return None
     try:
         from rich.text import Text
@@ -128,9 +140,9 @@ def _judged(path: Path, lost: str, *, quiet: bool, strict: bool) -> Report | Non
         report = diagnose_with_progress(path, lost=lost)
         if not quiet and (report.run.num_steps or report.findings):
             open_terminal(stderr=True).print(TerminalReport(report))
-        elif not quiet and not lost:  # not a training: one line is enough
+        elif not quiet:  # not a training, or nothing of it is in the run: one line is enough
             open_terminal(stderr=True).print(Text(printable(report.why_unknown)))
-        if lost:
+        if lost and report.run.num_steps:
             click.echo(f"sonde: {printable(lost)}: the verdict is about the rest.", err=True)
     except Exception as error:
         if strict:

@@ -16,6 +16,7 @@ from types import FrameType
 from sonde.leaks.local_variables import function_name
 
 _ROOT = re.compile(r"(?P<scope>.+?) (?P<kind>local|global) '(?P<name>[^']+)'")
+_CLASS_ROOT = re.compile(r"class (?P<owner>\w+) attribute '(?P<name>[^']+)'")
 _ADDING = frozenset({"append", "appendleft", "extend", "add", "insert", "update", "setdefault", "put", "push"})
 
 
@@ -23,14 +24,18 @@ def find_storing_line(root: str, frame: FrameType | None) -> tuple[str, str]:
     """`("train.py:41", "losses.append(loss)")` for the first link of a reference chain; two empty texts where no line is found.
 
     Args:
-        root: "train() local 'losses'" or "__main__ global 'total'".
+        root: "train() local 'losses'", "__main__ global 'total'" or "class Trainer attribute 'losses'".
         frame: The innermost frame of the thread that trains.
     """
-    match = _ROOT.fullmatch(root)
-    if match is None:
+    if match := _ROOT.fullmatch(root):
+        name = match["name"]
+        path = _file_of_global(match["scope"]) if match["kind"] == "global" else _file_of_function(match["scope"], frame)
+    elif match := _CLASS_ROOT.fullmatch(root):
+        name = f"{match['owner']}.{match['name']}"
+        path = _file_that_knows_class(match["owner"], frame)
+    else:
         return "", ""
-    path = _file_of_global(match["scope"]) if match["kind"] == "global" else _file_of_function(match["scope"], frame)
-    number = _storing_line(path, match["name"]) if path else 0
+    number = _storing_line(path, name) if path else 0
     return (f"{Path(path).name}:{number}", linecache.getline(path, number).strip()) if number else ("", "")
 
 
@@ -42,6 +47,14 @@ def _file_of_global(module: str) -> str:
 def _file_of_function(name: str, frame: FrameType | None) -> str:
     while frame is not None:
         if function_name(frame.f_code) == name:
+            return frame.f_code.co_filename
+        frame = frame.f_back
+    return ""
+
+
+def _file_that_knows_class(name: str, frame: FrameType | None) -> str:
+    while frame is not None:
+        if isinstance(frame.f_globals.get(name), type):
             return frame.f_code.co_filename
         frame = frame.f_back
     return ""

@@ -194,7 +194,8 @@ def _why_nothing_found(run: Run, facts: _Facts, views: Mapping[int, RunView]) ->
     ended = run.ended
     if ended.how in CRASHES or (ended.how == "exit" and ended.exit_code):
         return "The training did not run to its end."
-    trends = [view.loss_trend for view in views.values() if not view.loss_trend.has_fallen_at_times]
+    # A second task begins anew, above where the first one ended; far above where that one began, the training came apart in between.
+    trends = [view.loss_trend for view in views.values() if view.loss_trend.has_risen or not view.loss_trend.has_fallen_at_times]
     failing = next((text for trend in trends if (text := trend.failing)), "")
     if failing:
         return f"{failing[0].upper()}{failing[1:]}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -22,6 +23,8 @@ def line_of(text):
 
 
 class Recorder:
+    kept: ClassVar[list[object]] = []
+
     def __init__(self):
         self.outputs = []
 
@@ -38,6 +41,7 @@ def stores():
         number += 1
         history[int(loss)] = loss
         recorder.record(loss)
+        Recorder.kept.append(loss)
     return frame, losses, total, number
 
 
@@ -49,6 +53,7 @@ def stores():
         ("stores() local 'number'", "number += 1"),
         (f"{__name__} global 'history'", "history[int(loss)] = loss"),
         ("stores() local 'recorder.outputs'", "self.outputs.append(output)"),
+        ("class Recorder attribute 'kept'", "Recorder.kept.append(loss)"),
     ],
 )
 def test_the_line_is_found_by_the_name_of_the_variable(root, text):
@@ -56,7 +61,14 @@ def test_the_line_is_found_by_the_name_of_the_variable(root, text):
     assert find_storing_line(root, frame) == (line_of(text), text)
 
 
-@pytest.mark.parametrize("root", ["stores() local 'unknown'", "elsewhere() local 'losses'", "no.module global 'x'", "a cell", ""])
+@pytest.mark.parametrize(
+    "root",
+    [
+        "stores() local 'unknown'", "elsewhere() local 'losses'", "no.module global 'x'",
+        "class Recorder attribute 'x'", "class Unknown attribute 'kept'",
+        "a cell", "",
+    ],
+)  # fmt: skip
 def test_a_variable_without_such_a_line_has_none(root):
     frame, *_ = stores()
     assert find_storing_line(root, frame) == ("", "")

@@ -305,6 +305,13 @@ def test_a_loss_that_falls_again_in_a_second_phase_has_moved(tmp_path):
     assert diagnose(write(tmp_path / "run", steps), rules=(SILENT,)).verdict == "healthy"
 
 
+def test_a_loss_that_leaps_far_above_its_start_and_stays_there_is_not_called_healthy(tmp_path):
+    steps = training(200, loss=lambda step: falling(step) if step < 100 else 60 * falling(step - 100))
+    report = diagnose(write(tmp_path / "run", steps), rules=(SILENT,))
+    assert report.verdict == "nothing_found"
+    assert report.why_nothing_found.startswith("The loss rose from ")
+
+
 def test_a_mode_without_statistics_is_not_called_healthy(tmp_path):
     report = diagnose(write(tmp_path / "run", training(observed=lambda step: False)))
     assert (report.verdict, report.why_nothing_found) == (

@@ -3,7 +3,8 @@
 What it finds    trainable parameters with NaN or Inf at the end of the run: made by the last update, or by code after it that averages,
                  prunes or scales weights.
 Why it matters   the model that is saved returns NaN for every input.
-How it knows     all parameters of the watched models are checked when the run ends. No loss shows it, because no step follows.
+How it knows     all parameters of the watched models are checked when the run ends, or when the program frees a model before.
+                 No loss shows it, because no step follows.
 Known problems   if a loss was not finite before, its own rule has found the cause, and this one is silent.
 Fix              check what is done to the weights after the last step; stop before an update with a gradient that is not finite.
 """
@@ -22,7 +23,10 @@ def check(view: RunView) -> Result:
     if bad is None or view.loss_trend.num_nonfinite:
         return Clear()
     num_nan, num_inf, num_elements = (float(num or 0) for num in (bad.num_nan, bad.num_inf, bad.num_elements))
-    gradient = next((event for event in events if event.what == "gradient" and event.step >= view.last_step), None)
+    is_freed_before_the_end = bad.step < view.last_step
+    when = f"when the program freed the model, after step {number(bad.step)}," if is_freed_before_the_end else "at the end of the run"
+    step = min(bad.step, view.last_step)
+    gradient = next((event for event in events if event.what == "gradient" and event.step >= step), None)
     made_by = (
         f"the gradient of {gradient.where or 'a parameter'} was not finite in the last step"
         if gradient
@@ -30,8 +34,8 @@ def check(view: RunView) -> Result:
     )
     return RULE.finding(
         Severity.CRITICAL,
-        view.last_step,
-        cause=f"at the end of the run {number(num_nan + num_inf)} of {number(num_elements)} numbers of {bad.where} are NaN or Inf although "
+        step,
+        cause=f"{when} {number(num_nan + num_inf)} of {number(num_elements)} numbers of {bad.where} are NaN or Inf although "
         f"every loss was finite: {made_by}",
         fix="check what is done to the weights after the last step, and skip an update whose gradient is not finite",
         evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
