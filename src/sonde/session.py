@@ -239,10 +239,10 @@ class DebugSession:
         """The weights that the training leaves behind: the update of the last step, or what came after it, may have made them NaN."""
         if not tracker.boundaries.number:
             return
-        named = {name: p for watched in self._registry for name, p in watched.parameters() if p.requires_grad}
-        _, bad = reductions.check_finite(list(named.values()))
+        named = [(name, p) for watched in self._registry for name, p in watched.parameters() if p.requires_grad]
+        _, bad = reductions.check_finite([parameter for _, parameter in named])
         if bad >= 0:
-            name, parameter = list(named.items())[bad]
+            name, parameter = named[bad]
             found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
             event = NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
             self._recorder.emit(event, max(tracker.boundaries.number - 1, 0))
