@@ -82,6 +82,7 @@ TRAINING_CHILD_S = 1.0  # processor time of child processes that have ended: imp
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
 MAX_REFUSED = 100  # names whose values are not recorded: a program may make names without end
+MAX_BAD_PARAMETERS = 8  # with NaN or Inf at the end that are recorded: some may have Inf on purpose
 
 _log = logging.getLogger("sonde")
 
@@ -240,9 +241,12 @@ class DebugSession:
         if not tracker.boundaries.number:
             return
         named = [(name, p) for watched in self._registry for name, p in watched.parameters() if p.requires_grad]
-        _, bad = reductions.check_finite([parameter for _, parameter in named])
-        if bad >= 0:
+        for _ in range(MAX_BAD_PARAMETERS):
+            _, bad = reductions.check_finite([parameter for _, parameter in named])
+            if bad < 0:
+                return
             name, parameter = named[bad]
+            named = named[bad + 1 :]
             found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
             event = NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
             self._recorder.emit(event, max(tracker.boundaries.number - 1, 0))
