@@ -66,15 +66,6 @@ def test_a_bad_input_of_the_step_that_the_run_did_not_complete_is_found():
     assert the_finding(nan_input, steps).step == 50
 
 
-@pytest.mark.parametrize("phase", ["forward", "parameter"])
-def test_an_input_that_another_model_computed_is_not_what_was_bad_first(phase):
-    """An encoder overflows, and its output is the input of a head."""
-    events = [bad("input", 40), bad("loss", 40)]
-    origins = {each: Event("origin", 40, {"phase": each, "operation": "exp"}) for each in (phase, "input")}
-    assert ask(nan_input, training(events={40: [*events, origins[phase]]})) == Clear()
-    assert the_finding(nan_input, training(events={40: [*events, origins["input"]]})).step == 40
-
-
 def test_a_bad_input_some_steps_before_the_loss_goes_bad_is_clear():
     assert ask(nan_input, training(loss=fails_at(40), events={30: [bad("input", 30)]})) == Clear()
 
