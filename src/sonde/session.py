@@ -83,6 +83,7 @@ OPERATIONS = "operations"  # folder in the run's directory
 TRAINING_CHILD_S = 1.0  # processor time of child processes that have ended: importing torch takes as long
 STALLED_S = 1.0  # a write that takes longer when a program ends is not waited for
 MAX_TEXT = 10_000  # characters of a text that the user logs
+MAX_BAD_PARAMETERS = 8  # with NaN or Inf at the end that are recorded: some may have Inf on purpose
 
 _log = logging.getLogger("sonde")
 
@@ -105,7 +106,7 @@ class DebugSession:
         self.is_started = False
         self._startup_ns = 0
         self._written_records: dict[str, str] = {}  # by tool
-        self._nonfinite_freed: tuple[NonFinite, int] | None = None  # the first weights that were freed with a NaN, and the step
+        self._nonfinite_freed: list[tuple[NonFinite, int]] = []  # weights that were freed with a NaN, and the step
         self._refused: set[str] = set()  # names that were logged with something that is not one number
         self._tracker: StepTracker | None = None
         self.tools = SessionTools(self)
@@ -241,24 +242,20 @@ class DebugSession:
         """The weights that the training leaves behind: the update of the last step, or what came after it, may have made them NaN."""
         if not tracker.boundaries.number:
             return
-        if self._nonfinite_freed is None:
-            named = {join_path(watched.name, path): p for watched in self._registry for path, p in watched.parameters()}
-            event, step = _nonfinite_parameter(named), max(tracker.boundaries.number - 1, 0)
-        else:
-            event, step = self._nonfinite_freed
-        if event is not None:
-            self._recorder.emit(event, step)
+        named = {join_path(watched.name, path): p for watched in self._registry for path, p in watched.parameters()}
+        step = max(tracker.boundaries.number - 1, 0)
+        for event, last_step in self._nonfinite_freed or [(event, step) for event in _nonfinite_parameters(named)]:
+            self._recorder.emit(event, last_step)
 
     def _check_freed_weights(self, model: str) -> None:
         """The program frees a model, for example because the function that trained it returns: its weights cannot be checked at the end.
         Python calls this at any line, so the finding waits for the end of the run."""
         tracker = self._tracker
-        if tracker is None or not tracker.boundaries.number or self._nonfinite_freed is not None:
+        if tracker is None or not tracker.boundaries.number or len(self._nonfinite_freed) >= MAX_BAD_PARAMETERS:
             return
         with contextlib.suppress(Exception):  # Python would print it
-            event = without_modes(_nonfinite_parameter, self._registry.measured_parameters(model), runs_users_dispatch=False)
-            if event is not None:
-                self._nonfinite_freed = (event, max(tracker.boundaries.number - 1, 0))
+            events = without_modes(_nonfinite_parameters, self._registry.measured_parameters(model), runs_users_dispatch=False)
+            self._nonfinite_freed += [(event, max(tracker.boundaries.number - 1, 0)) for event in events]
 
     def _record_children(self, tracker: StepTracker) -> None:
         num_steps = self._recorder.writer.num_steps_of_children
@@ -661,15 +658,19 @@ def _exception_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {why}"[:2000] if why else type(error).__name__
 
 
-def _nonfinite_parameter(named: Mapping[str, torch.Tensor], *, runs_users_dispatch: bool = True) -> NonFinite | None:
-    """The first trainable parameter that holds NaN or Inf, if there is one."""
+def _nonfinite_parameters(named: Mapping[str, torch.Tensor], *, runs_users_dispatch: bool = True) -> list[NonFinite]:
+    """The first trainable parameters that hold NaN or Inf."""
     trainable = [(name, p) for name, p in named.items() if p.requires_grad]
-    _, bad = reductions.check_finite([p for _, p in trainable], runs_users_dispatch=runs_users_dispatch)
-    if bad < 0:
-        return None
-    name, parameter = trainable[bad]
-    found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
-    return NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"])
+    events: list[NonFinite] = []
+    while len(events) < MAX_BAD_PARAMETERS:
+        _, bad = reductions.check_finite([p for _, p in trainable], runs_users_dispatch=runs_users_dispatch)
+        if bad < 0:
+            break
+        name, parameter = trainable[bad]
+        trainable = trainable[bad + 1 :]
+        found = {key: float(column[0]) for key, column in measure_columns([parameter]).items()}
+        events.append(NonFinite(what="parameter", where=name, num_elements=found["num"], num_nan=found["nan"], num_inf=found["inf"]))
+    return events
 
 
 def _cpu_of_children_s() -> float:

@@ -96,6 +96,53 @@ def test_losses_that_are_no_scalars_are_unknown(tmp_path):
     assert session.report().why_unknown.startswith("The loss was read in no step: backward started from a tensor of shape [32].")
 
 
+def test_the_loss_of_several_numbers_is_their_sum(tmp_path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, sums = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), []
+    with sonde.watch(model, optimizer, to=tmp_path / "run") as session:
+        for step in range(60):
+            optimizer.zero_grad()
+            losses = [(model(x) - x[:, :1]).square().mean(), 0.01 * model.weight.square().sum()]
+            losses = losses if step else losses[:1]
+            torch.autograd.backward(losses)
+            sums.append(sum(loss.item() for loss in losses))
+            optimizer.step()
+    report = session.report()
+    assert (report.verdict, report.why_unknown) == ("healthy", "")
+    assert [value for _, value in report.run.loss] == pytest.approx(sums)
+
+
+def test_weights_of_two_models_with_the_same_names_are_all_checked_at_the_end(tmp_path):
+    actor, critic = nn.Linear(8, 1), nn.Linear(8, 1)
+    with sonde.watch(actor, to=tmp_path / "run") as session:
+        train(actor)
+        train(critic)
+        with torch.no_grad():
+            actor.weight[0, 3] = float("nan")
+    assert [(finding.rule, finding.where) for finding in session.report().findings] == [("nonfinite-parameter", "weight")]
+
+
+class WithForbiddenClass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.offset = nn.Parameter(torch.tensor([0.0, float("-inf")]))
+        self.linear = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return (self.linear(x) + self.offset)[:, :1]
+
+
+def test_weights_that_are_infinite_on_purpose_are_not_reported_and_do_not_hide_others(tmp_path):
+    for name, expected in (("as it was", []), ("broken", [("nonfinite-parameter", "linear.weight")])):
+        model = WithForbiddenClass()
+        with sonde.watch(model, to=tmp_path / name) as session:
+            train(model)
+            if expected:
+                nn.init.constant_(model.linear.weight, float("nan"))
+        assert [(finding.rule, finding.where) for finding in session.report().findings] == expected
+
+
 def test_a_forked_child_that_trains_is_counted(tmp_path):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     with sonde.watch(model, to=tmp_path / "run") as session:

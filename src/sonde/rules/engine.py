@@ -17,6 +17,8 @@ from sonde.run_view import RunView
 
 MAX_FINDINGS = 100  # of one rule: nobody reads more
 SUDDEN = ("loss-spike", "gradient-spike")  # they happen in one step: what begins later does not explain them
+BY_UPDATES = ("no-shuffle",)  # they harm by a row of updates only …
+AT_START = ("dead-relu", "exploding-gradient")  # … and do not explain these, if they are there from the start: the initialization made them
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ def _explains(cause: Finding, effect: Finding, explains: Mapping[str, Sequence[s
         return False
     if cause.severity is Severity.INFO and effect.severity is not Severity.INFO:
         return False  # what is only mentioned is not what is wrong
+    if cause.rule in BY_UPDATES and effect.rule in AT_START and effect.step <= cause.step:
+        return False
     if cause.rule not in explains.get(effect.rule, ()):
         return cause.step <= effect.step or effect.rule not in SUDDEN
     # Each could explain the other: the earlier one is the cause.

@@ -59,6 +59,12 @@ def test_small_gradients_whose_updates_are_as_large_as_those_of_the_last_layers_
     assert ask(vanishing_gradient, training(loss=stuck, frames=slope(0.01))) == Clear()
 
 
+def test_with_sgd_weight_decay_moves_the_first_layers_and_does_not_excuse_their_gradient():
+    finding = the_finding(vanishing_gradient, training(loss=stuck, frames=slope(0.01), start=with_optimizer("SGD")))
+    assert finding.where == "net.0"
+    assert "an update changes" not in finding.cause
+
+
 def test_without_measured_updates_a_small_gradient_is_evidence_with_sgd_only():
     def steps(optimizer):
         return training(loss=stuck, frames=lambda step: slope(0.01)(step) | {Kind.UPDATE: {}}, start=with_optimizer(optimizer))

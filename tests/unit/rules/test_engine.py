@@ -127,6 +127,14 @@ def test_a_cause_ranks_as_high_as_the_worst_that_follows_from_it():
     assert [each.rule for each in order_findings([other, effect, cause], explains)] == ["no-shuffle", "dead-relu", "eval-in-train-mode"]
 
 
+@pytest.mark.parametrize("rule", ["dead-relu", "exploding-gradient"])
+def test_the_order_of_the_data_does_not_explain_what_is_there_before_the_first_update(rule):
+    cause = Finding("no-shuffle", Severity.WARNING, "", 0, "sorted", "shuffle")
+    effect = Finding(rule, Severity.CRITICAL, "", 0, "from the start", "initialize it otherwise")
+    ordered = order_findings([cause, effect], {each.name: each.explains for each in RULES})
+    assert [(each.rule, each.evidence.get("consequence_of")) for each in ordered] == [(rule, None), ("no-shuffle", None)]
+
+
 def test_of_a_bad_number_and_a_large_update_in_one_step_the_bad_number_is_the_cause():
     bad = Finding("nonfinite-origin", Severity.CRITICAL, "", 3, "log of zero", "clamp it")
     large = Finding("lr-divergence", Severity.CRITICAL, "", 3, "a large update", "lower the rate")

@@ -175,6 +175,12 @@ class BatchProbe(Probe):
             self._measured_sites.append(site)
 
 
+def _hash_of_sample(sample: torch.Tensor) -> int | None:
+    """A hash in which 0 and -0 are equal: an input that was multiplied by 0 has both, at other places in each batch."""
+    with torch.no_grad():
+        return content_hash(sample + 0 if sample.is_floating_point() else sample)
+
+
 def _compare_samples(inputs: list[torch.Tensor]) -> ComparedSamples:
     """Which inputs distinguish samples, and whether all samples are equal in them. Such inputs have as many rows as the first, or another
     shape than one sample."""
@@ -191,7 +197,7 @@ def _compare_samples(inputs: list[torch.Tensor]) -> ComparedSamples:
             is_equal = all(bool((rows[i] == rows[0]).all()) for i in range(1, min(samples.size, MAX_SAMPLES)))
             samples.are_equal[tensor.data_ptr(), tensor.numel()] = is_equal
             if is_equal:
-                samples.contents.append(content_hash(tensor[0]))
+                samples.contents.append(_hash_of_sample(tensor[0]))
         elif tensor.numel() and not {*tensor.shape} <= {1, *shape_of(inputs[0])[1:]}:
             values = numpy_view(tensor)
             samples.are_equal[tensor.data_ptr(), tensor.numel()] = bool((values == values.flat[0]).all())

@@ -46,7 +46,8 @@ class FiniteCheck(Probe):
             inputs = [("0", args[0])]
         else:
             inputs = [(place.partition(".")[2], tensor) for place, tensor in find_tensors((args, kwargs))]
-        inputs = [(place, tensor) for place, tensor in inputs if tensor.is_floating_point() and not on_device(tensor)]
+        # What has a graph was computed by another model, whose own input is checked.
+        inputs = [(place, x) for place, x in inputs if x.is_floating_point() and not on_device(x) and x.grad_fn is None]
         if not inputs:
             return None
         _, bad = reductions.check_finite([tensor for _, tensor in inputs], runs_users_dispatch=self._state.is_observed)

@@ -49,6 +49,8 @@ class LossProbe(Probe):
         state.loss_scale_backoff = scaler.get_backoff_factor() if scaler.is_enabled() else math.nan
 
     def on_backward_start(self, tensors: Any) -> Incident | None:
+        if isinstance(tensors, (list, tuple)):
+            tensors = _total(tensors)
         if not isinstance(tensors, torch.Tensor) or tensors.numel() != 1:
             what = f"a tensor of shape {list(tensors.shape)}" if isinstance(tensors, torch.Tensor) else "several tensors"
             self._note_unread(f"backward started from {what}")
@@ -124,6 +126,18 @@ class LossProbe(Probe):
     def _on_log_fetched(self, step: int, name: str, numbers: Sequence[float] | Exception) -> None:
         if not isinstance(numbers, Exception):
             self._recorder.log(step, {name: numbers[0]})
+
+
+def _total(losses: Sequence[Any]) -> Any:
+    """What `torch.autograd.backward([loss, other])` minimizes: the sum, if all of them are single numbers."""
+    if not losses or not all(type(loss) is torch.Tensor and loss.numel() == 1 for loss in losses):
+        return losses
+    if len(losses) == 1:
+        return losses[0]
+    try:
+        return torch.stack([loss.detach().reshape(()) for loss in losses]).sum()
+    except RuntimeError:  # of several devices
+        return losses
 
 
 def _first_element(value: torch.Tensor) -> torch.Tensor:

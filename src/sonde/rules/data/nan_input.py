@@ -4,7 +4,7 @@ What it finds    missing values or overflow in the data.
 Why it matters   one bad cell makes the loss and every gradient NaN; after the next update every weight is NaN.
 How it knows     the input of the model was not finite in the first step whose loss, output or gradients were not finite.
 Known problems   an input counts only if something after it in the same step is not finite: masks of -Infinity, and NaN that the model
-                 replaces, do no harm. Non-finite labels are nonfinite-loss.
+                 replaces, do no harm. Non-finite labels are nonfinite-loss. The output of one model that is the input of another is none.
 Fix              find the rows (torch.isfinite(x).all(dim=1)) and drop or fill them before training.
 """
 

@@ -51,6 +51,7 @@ class ProfiledSteps:
 
     numbers: list[Ints] = field(default_factory=list)
     has_faded: list[Bools] = field(default_factory=list)
+    moves: list[Bools] = field(default_factory=list)  # an update changes the first layers about as much as the last ones
     last: LastProfile | None = None
 
 
@@ -63,7 +64,8 @@ def _reduce(block: Block, state: ProfiledSteps) -> ProfiledSteps:
         state.numbers.append(block.numbers[rows])
         first_update, last_update = _updates_per_weight(block, block.sites[int(profiles.first_site[last])].model)
         moves = first_update > SLOW * last_update  # False if one is not known
-        state.has_faded.append((profiles.backward[rows] <= FADED) & (profiles.steepest[rows] <= CLIFF) & ~moves[rows])
+        state.has_faded.append((profiles.backward[rows] <= FADED) & (profiles.steepest[rows] <= CLIFF))
+        state.moves.append(moves[rows])
         state.last = LastProfile(
             float(profiles.backward[last]), first_layer, last_layer, int(profiles.num_layers[last]), float(first_update[last]),
             float(last_update[last]),
@@ -98,13 +100,17 @@ def check(view: RunView) -> Result:
     numbers = np.concatenate([np.empty(0, np.int64), *profiled.numbers])
     if len(numbers) < PATIENCE:
         return NotEvaluated("gradients along the depth of a model were not observed often enough")
-    streak, last = last_streak(np.concatenate(profiled.has_faded)), profiled.last
+    classes = [each.class_name for each in view.events(OptimizerCreated)]
+    others = [name for name in classes if name not in UNSCALED]
+    has_faded, moves = np.concatenate(profiled.has_faded), np.concatenate(profiled.moves)
+    # With SGD alone the gradient is the evidence: where weights move without one, weight decay moves them.
+    is_unscaled = bool(classes) and not others
+    streak, last = last_streak(has_faded if is_unscaled else has_faded & ~moves), profiled.last
     if streak is None or streak.length < PATIENCE or last is None or not trend.stuck:
         return Clear()
-    others = [each.class_name for each in view.events(OptimizerCreated) if each.class_name not in UNSCALED]
     if isnan(last.first_update) and others:
         return NotEvaluated(f"updates were not measured, and with {others[0]} the size of a gradient does not say how far a weight moves")
-    is_measured = not isnan(last.first_update)
+    is_measured = not isnan(last.first_update) and not moves[-1]
     return RULE.finding(
         Severity.CRITICAL,
         int(numbers[streak.start]),

@@ -57,7 +57,7 @@ def _first_place(view: RunView, bad_row: int, bad_step: int) -> tuple[int, str, 
     outputs = _num_nonfinite_outputs(view, bad_row)
     for name, num in outputs:
         if num:
-            layer = view.layer_name(name)
+            layer = view.layer_name(name) or "the model"
             return bad_step, name, f"the output of {layer} was not finite already ({number(num)} numbers), so the forward made it"
     if not outputs:
         return bad_step, "", "the output of the model was not measured in that step"

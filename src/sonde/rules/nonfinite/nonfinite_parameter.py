@@ -5,11 +5,12 @@ What it finds    trainable parameters with NaN or Inf at the end of the run: mad
 Why it matters   the model that is saved returns NaN for every input.
 How it knows     all parameters of the watched models are checked when the run ends, or when the program frees a model before.
                  No loss shows it, because no step follows.
-Known problems   if a loss was not finite before, its own rule has found the cause, and this one is silent.
+Known problems   if a loss was not finite before, its own rule has found the cause, and this one is silent. Inf that were there at the
+                 first observed step (a mask, a forbidden class) are meant.
 Fix              check what is done to the weights after the last step; stop before an update with a gradient that is not finite.
 """
 
-from sonde.events import NonFinite, Severity
+from sonde.events import Kind, NonFinite, Severity
 from sonde.formatting import number
 from sonde.rules.rule import Clear, Result, Rule
 from sonde.run_view import RunView
@@ -19,8 +20,12 @@ PARAMETER = "parameter"
 
 def check(view: RunView) -> Result:
     events = view.events(NonFinite)
-    bad = next((event for event in events if event.what == PARAMETER), None)
-    if bad is None or view.loss_trend.num_nonfinite:
+    found = [event for event in events if event.what == PARAMETER]
+    if not found or view.loss_trend.num_nonfinite:
+        return Clear()
+    num_inf_at_start = _num_inf_at_start(view)
+    bad = next((event for event in found if event.num_nan or (event.num_inf or 0) > num_inf_at_start.get(event.where, 0)), None)
+    if bad is None:
         return Clear()
     num_nan, num_inf, num_elements = (float(num or 0) for num in (bad.num_nan, bad.num_inf, bad.num_elements))
     is_freed_before_the_end = bad.step < view.last_step
@@ -41,6 +46,14 @@ def check(view: RunView) -> Result:
         evidence={"num_nan": num_nan, "num_inf": num_inf, "num_elements": num_elements},
         where=bad.where,
     )
+
+
+def _num_inf_at_start(view: RunView) -> dict[str, float]:
+    """By name, how many numbers of each parameter were infinite at the first observed step."""
+    for block in view.blocks(Kind.PARAMETER, rows=view.observed_rows(Kind.PARAMETER)[:1]):
+        table = block[Kind.PARAMETER]
+        return {site.name: num for site, num in zip(table.sites, table["inf"][0].tolist()) if site is not None}
+    return {}
 
 
 RULE = Rule("nonfinite-parameter", check, page=__doc__, needs=("optimizer_steps",))

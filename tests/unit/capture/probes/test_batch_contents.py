@@ -143,6 +143,14 @@ def test_all_calls_of_a_step_are_compared_since_a_rollout_and_a_decoder_begin_wi
     assert compared(tmp_path / "micro-batches", policy, zeros) == {(1, 1)}
 
 
+def test_an_input_that_is_multiplied_by_zero_is_the_same_in_every_step(tmp_path):
+    """It has 0 and -0, at other places in each batch."""
+    model, rng = nn.Linear(4, 2), torch.Generator().manual_seed(0)
+    recorded = compared(tmp_path, model, lambda: model(torch.randn(6, 4, generator=rng) * 0).square().mean())
+    assert recorded == {(1, 1)}
+    assert len({event.data["sample"] for event in Run(tmp_path).events("data")}) == 1
+
+
 def test_a_constant_input_of_one_model_is_not_excused_by_the_next_model(tmp_path):
     encoder, head = nn.Linear(4, 4), nn.Linear(4, 1)
     both = nn.ModuleList([encoder, head])
