@@ -46,7 +46,9 @@ def plain(value: Any) -> Any:
 
 
 def events(run: sonde.Run) -> list[tuple[str, int, dict[str, Any]]]:
-    return [(event.kind, event.step, plain(event.data)) for event in run.events() if event.kind not in ADDED.union(TIMED_EVENTS)]
+    # Version 0.1.0 did not look at the weights that a training leaves behind.
+    compared = [event for event in run.events() if event.kind not in ADDED.union(TIMED_EVENTS) and event.data.get("what") != "parameter"]
+    return [(event.kind, event.step, plain(event.data)) for event in compared]
 
 
 def statistics(run: sonde.Run) -> list[tuple[str, int, list[str], list[float]]]:

@@ -155,7 +155,7 @@ raise Mute
 def test_an_error_without_a_text_is_named_by_its_class(forked_sonde, script, tmp_path, ending, name):
     result = forked_sonde("run", "--to", str(tmp_path / "run"), script(HEALTHY + ending))
     assert result.returncode == 1
-    assert f"ended by {name})" in " ".join(result.stderr.split())
+    assert f"ended by {name} loss " in " ".join(result.stderr.split())
 
 
 def test_a_script_that_trains_nothing_gets_one_line(sonde, script):
