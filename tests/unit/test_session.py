@@ -219,3 +219,19 @@ def test_stop_judges_the_run(pair: Any, tmp_path: Path) -> None:
     one_step(*pair)
     report = session.stop()
     assert isinstance(report, sonde.Report)
+
+
+def test_a_training_with_a_nan_records_its_start_and_the_time_that_it_waited(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, to=tmp_path / "run"):
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = model(torch.ones(3, 4)).sum()
+            (loss.log() * 0 if step == 4 else loss * float("nan") if step == 5 else loss).backward()
+            optimizer.step()
+    cost = sonde.diagnose(tmp_path / "run").overhead
+    assert cost.startup_ms > 0
+    assert cost.num_incidents >= 1
+    assert cost.incidents_ms > 0

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-import sonde
-from sonde.events import StepProfile
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import sonde  # noqa: E402
+from sonde.events import StepProfile  # noqa: E402
+
+pytestmark = pytest.mark.torch
 
 
 def test_a_profile_of_a_run_has_phases_of_all_steps_and_layers_of_the_steps_measured_in_detail(tmp_path: Path) -> None:
