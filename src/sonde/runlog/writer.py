@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 128 << 20  # then a new file: finished segments can be moved away during the training
 PENDING_BYTES = 8 << 20  # a step that collects more flushes before its end, to bound the memory
 UNLINKED_CHECK = 256  # flushes between two checks that the file has not been deleted
-KEPT_BYTES = 8 << 10  # of the first events that could not be written: the first bad numbers and their causes are among them
+UNWRITTEN_BYTES = 8 << 10  # of the first events that could not be written: the first bad numbers and their causes are among them
 ROOM_BYTES = 4 << 10  # freed beside what is written at the end: file systems give out whole blocks
 LAST_WRITES = 256  # whose lengths are known, so that the file can be cut between two of them
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
@@ -67,7 +67,7 @@ class Writer:
         self._sites: list[Site] = []
         self._sites_missing = False  # some are not on the disk: all are written again
         self._gap: Gap | None = None
-        self._kept_events: list[bytes] = []  # dropped, and written again with the gap
+        self._unwritten_events: list[bytes] = []  # dropped, and written again with the gap
         self._last_writes: deque[tuple[int, int, bytes]] = deque(maxlen=LAST_WRITES)  # bytes, records, the last record
         self._is_full = False  # the last write failed because of that
         self._steps_of_children = memoryview(mmap.mmap(-1, 8)).cast("q")  # shared with forked children
@@ -233,7 +233,7 @@ class Writer:
             if num_written == len(chunk):
                 self._last_writes.append((num_written, len(records), records[-1]))
                 if num_repeated:
-                    self._gap, self._sites_missing, self._kept_events = None, False, []
+                    self._gap, self._sites_missing, self._unwritten_events = None, False, []
                 return
             reason = "short write"
         except Exception as error:
@@ -254,7 +254,7 @@ class Writer:
             if index == 0 and num_repeated:
                 self._gap = None  # the gap record itself was written
             if index + 1 == num_repeated:
-                self._sites_missing, self._kept_events = False, []
+                self._sites_missing, self._unwritten_events = False, []
         else:
             return
         if num_written > end:
@@ -267,24 +267,24 @@ class Writer:
             self._count_dropped(1, _step_of(record), reason)
             self._sites_missing |= record[4] == f.SITES
             if record[4] == f.EVENT:
-                if sum(map(len, self._kept_events)) > KEPT_BYTES:
-                    self._kept_events.pop()  # the newest one takes its place: it may be the end of the run
-                self._kept_events.append(record)
+                if sum(map(len, self._unwritten_events)) > UNWRITTEN_BYTES:
+                    self._unwritten_events.pop()  # the newest one takes its place: it may be the end of the run
+                self._unwritten_events.append(record)
         if lost_repeated and self._gap is None:  # the gap was written, the repeated sites were not
             self._count_dropped(1, -1, reason)
 
     def _recovery(self) -> list[bytes]:
         """What is written before anything else after records were dropped."""
         gap = [] if self._gap is None else [f.gap_record(self._gap)]
-        return [*gap, *(f.sites_records(self._sites) if self._sites_missing else ()), *self._kept_events]
+        return [*gap, *(f.sites_records(self._sites) if self._sites_missing else ()), *self._unwritten_events]
 
     def _make_room(self) -> None:
         """Cut the last writes off the file, so that the gap, the events and the end of the run fit into a full disk."""
         self._check_descriptor()
         self._sites_missing = True  # some of them may be among what is cut off
         most = os.fstat(self._fd).st_size // 2  # the first half shows how the training began
-        while (num_needed := sum(map(len, self._recovery())) + ROOM_BYTES) > most and len(self._kept_events) > 1:
-            self._kept_events.pop(-2)  # the last one is the end of the run
+        while (num_needed := sum(map(len, self._recovery())) + ROOM_BYTES) > most and len(self._unwritten_events) > 1:
+            self._unwritten_events.pop(-2)  # the last one is the end of the run
         num_bytes = 0
         while self._last_writes and num_bytes < num_needed and num_bytes + self._last_writes[-1][0] <= most:
             length, num_records, last = self._last_writes.pop()

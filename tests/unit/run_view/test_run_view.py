@@ -315,7 +315,7 @@ def test_the_newest_attempt_with_a_step_is_judged(tmp_path):
 KILLED = """Fatal Python error: Segmentation fault
 
 Current thread 0x00007f1b (most recent call first):
-  File "/home/me/train.py", line 41 in main
+  File "train.py", line 41 in main
 """
 
 
